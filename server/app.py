@@ -74,6 +74,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     # Importing sse-starlette makes uvicorn cut every open stream at SIGTERM; `lifecycle` drains instead.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     _check_root_path(settings.root_path)
+    _check_fair_by(settings)
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
     keys = KeyRing(settings.api_key, settings.api_keys_file)
     error_rate_limit = ErrorRateLimit(metrics.on_refusal_answer)
@@ -112,6 +113,12 @@ def _check_root_path(root_path: str | None) -> None:
     """Raises ConfigError for a prefix that cannot be told from the beginning of a route's path."""
     if root_path is not None and any(f"{route.path}/".startswith(f"{root_path}/") for route in _routes()):
         raise ConfigError(f"--root-path: paths of this server begin with {root_path}, too; choose another prefix.")
+
+
+def _check_fair_by(settings: Settings) -> None:
+    """Raises ConfigError where both API keys and addresses would be told apart."""
+    if settings.fair_by == "address" and (settings.api_key or settings.api_keys_file is not None):
+        raise ConfigError("--fair-by address is for servers without API keys: keys share the engine already.")
 
 
 def _answer_head(app: FastAPI) -> None:

@@ -30,6 +30,7 @@ from engine.core.stats import QueueStats
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 _NUM_DEVIATIONS = 3  # of the number of requests that end at random in a given time (that of n is sqrt(n))
 _PREFILL_MARGIN = 1.25
+_MAX_REFUSED = 4096  # tenants whose refusals are remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class AdmissionControl:
         self._batch_tokens = batch_tokens
         self._held = TenantQuotas()
         self._standing: dict[Tenant, tuple[str, float]] = {}  # refusals, which stand until the next `_on_change`
-        self._num_refused = Counter[str]()  # by tenant (there are few): since its last admission
+        self._num_refused = Counter[str]()  # by tenant: since its last admission
         self._ends = ThroughputMeter(max(16, 4 * num_slots), clock)
         self._prompts = ThroughputMeter(64, clock)
 
@@ -153,10 +154,10 @@ class AdmissionControl:
         if held.num_places >= num_places:
             raise self._refusal(tenant, f"All {num_places} places are taken by running and waiting requests")
         if not held.has_place(tenant, self._num_slots, limits.max_waiting):
-            raise self._refusal(tenant, f"Those of the {num_places} places that are free are kept for other API keys")
+            raise self._refusal(tenant, f"Those of the {num_places} places that are free are kept for others")
         if held.num_tokens and not held.has_tokens(tenant, num_tokens, limits.max_waiting_tokens):
             num_over = held.num_tokens + num_tokens - limits.max_waiting_tokens
-            at_most = f"at most {limits.max_waiting_tokens} may" if num_over > 0 else "the rest is for other API keys"
+            at_most = f"at most {limits.max_waiting_tokens} may" if num_over > 0 else "the rest is for others"
             reason = f"{held.num_tokens} prompt tokens are waiting; {at_most}"
             raise self._refusal(tenant, reason, max(0, num_over) * self._seconds_per_token)
 
@@ -164,6 +165,9 @@ class AdmissionControl:
         """Returns the error for a request that would be admitted in `excess_s`; without those, when the next request
         ends."""
         retry_after_s = max(excess_s, self._seconds_per_end) + self._num_refused[tenant.name] * self._seconds_per_end
+        if len(self._num_refused) > _MAX_REFUSED:  # addresses may be many
+            self._num_refused.clear()
+            self._standing.clear()
         self._num_refused[tenant.name] += 1
         return OverloadedError(f"{reason}; try again later.", min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S))
 

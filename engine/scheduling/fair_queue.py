@@ -11,9 +11,12 @@ a plain sorted queue (earliest deadline first). `FairTurns` has running requests
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from heapq import nlargest
+from operator import itemgetter
 
 from engine.core.request import Request
 
+_MAX_TENANTS = 4096  # whose counts are kept: addresses may be many
 _QUANTUM = 256.0  # how many tokens of weight 1 less than another a tenant has had that is behind it
 
 
@@ -22,7 +25,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Request]] = {}  # by tenant, in their places; never an empty list
-        self._served: dict[str, float] = {}  # by tenant (there are few): its tokens divided by its weight
+        self._served: dict[str, float] = {}  # by tenant: its tokens divided by its weight
         self._level = 0.0  # the count of the tenant served last: where a tenant that returns starts
 
     def __len__(self) -> int:
@@ -66,7 +69,14 @@ class FairQueue:
     def add(self, request: Request) -> None:
         if request.tenant not in self._waiting:
             self._served[request.tenant] = max(self.served(request), self._level)
+            self._forget_some()
         self.put_back(request)
+
+    def _forget_some(self) -> None:
+        """Forgets, where there are too many, the half of the counts that say least: those nearest to the level, or
+        below it, where a tenant that returns starts."""
+        if len(self._served) > _MAX_TENANTS:
+            self._served = dict(nlargest(_MAX_TENANTS // 2, self._served.items(), key=itemgetter(1)))
 
     def put_back(self, request: Request) -> None:
         """Adds a request that waited elsewhere, which changes nothing for its tenant."""

@@ -1,5 +1,6 @@
 """The record of one HTTP request, kept in its ASGI scope, for the access log, the metrics and the response headers."""
 
+import ipaddress
 import time
 import uuid
 from collections.abc import Callable
@@ -80,8 +81,17 @@ def caller_of(scope: Scope) -> str:
 
 
 def peer_of(client: tuple[str, int] | None) -> str:
-    """Returns the name of an address under which limits per client count its requests. No API key has such a name."""
-    return f"peer {client[0] if client else ''}"
+    """Returns the name of an address under which limits per client count its requests. No API key has such a name. One
+    of IPv6 counts by its /64, of which a single client usually has all."""
+    host = client[0] if client else ""
+    return f"peer {_network_of(host) if ':' in host else host}"
+
+
+def _network_of(host: str) -> str:
+    address = ipaddress.IPv6Address(host)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address), 64), strict=False))
 
 
 def is_sane_request_id(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from engine.client.interface import GenerationRequest
+from engine.client.interface import GenerationRequest, Tenant
 from engine.core.cache_steering import CacheSteering
 from engine.core.errors import DeadlineError
 from engine.core.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ from server.generation.promises import promises_of
 from server.protocol.other_endpoints import find_refused
 from server.protocol.refusals import find_typo, find_unknown
 from server.protocol.request import RequestFields
-from server.runtime.context import context_of
+from server.runtime.context import context_of, tenant_of
 
 logger = logging.getLogger("twostep.server")
 
@@ -41,8 +41,8 @@ class Arrival:
     caller: str
     """Identifies the client (`record.caller_of`), for limits per client."""
     key: ApiKey
-    share: float
-    """The API key's weight as a share of all weights."""
+    tenant: Tenant
+    """Whom it is counted for: its API key or its address."""
     cache_salt: str
     """The prefix cache's salt, of the API key and of the request."""
     fields: RequestFields
@@ -84,9 +84,9 @@ class Arrival:
             group_id=self.request_id,
             repeats_prompt=repeats_prompt,
             priority=fields.priority,
-            tenant=self.key.name,
+            tenant=self.tenant.name,
             weight=self.key.weight,
-            share=self.share,
+            share=self.tenant.share,
             cache_salt=self.cache_salt,
             adapter=self.adapter,
             steering=_steering(fields),
@@ -117,7 +117,7 @@ def validate_request(body: RequestFields, refusals: Mapping[str, str], request: 
         arrival_s=record.arrival_s,
         caller=caller_of(request.scope),
         key=record.key,
-        share=context.keys.share_of(record.key),
+        tenant=tenant_of(request),
         cache_salt=cache_salt,
         fields=body,
         promises=record.promises,

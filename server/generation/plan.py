@@ -64,7 +64,7 @@ def make_plan(
     """Returns the plan of a request, with the parameters of each prompt: those of all differ in `max_tokens` only.
     Raises BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     num_generations = len(prompts) * request.num_candidates
-    _check_admission_size(prompts, num_generations, backend.admission_size, arrival.share)
+    _check_admission_size(prompts, num_generations, backend.admission_size, arrival.tenant.share)
     if len(request.resume_token_ids) > num_generations:
         raise BadRequestError("resume_token_ids has entries for more choices than there are.", "resume_token_ids")
     num_ids = len(params[0].allowed_token_ids or ()) + sum(map(len, params[0].bad_words))

@@ -12,7 +12,6 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
-from engine.client.interface import Tenant
 from engine.core.errors import EngineUnavailableError, OverloadedError, TwostepError
 from server.auth.api_keys import NOBODY, ApiKey
 from server.core.errors import error_response
@@ -44,7 +43,7 @@ class EarlyRefusals:
         if key is None or context.lifecycle.state is not State.READY:
             return None
         try:
-            context.backend.engine.check_admission(Tenant(key.name, context.keys.share_of(key)))
+            context.backend.engine.check_admission(context.tenant_of(scope, key))
         except (OverloadedError, EngineUnavailableError) as error:
             return self._refused(scope, key, error)  # in here: kept beyond it, the error and its frame form a cycle
         return None

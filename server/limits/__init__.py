@@ -141,13 +141,13 @@ The engine
   admission control   requests that wait, their prompt tokens, and the predicted wait            429, 503 in a restart
                       engine.client.admission:AdmissionControl; --max-num-seqs, --max-waiting, --max-waiting-tokens,
                       --max-queue-time
-  tenant quotas       places and tokens to wait that one API key may take: half is kept for      429
-                      keys by weight
-                      engine.client.tenant_quotas:TenantQuotas; --api-key, --api-keys-file
+  tenant quotas       places and tokens to wait that one API key, or one address, may take:      429
+                      half is kept for keys by weight
+                      engine.client.tenant_quotas:TenantQuotas; --api-key, --api-keys-file, --fair-by
   queue time          the real wait to be scheduled, also while the engine restarts              408
                       engine.client.request_timeouts:RequestTimeouts; --max-queue-time
-  fair queue          tokens of one API key while others wait, by weight                         delay
-                      engine.scheduling.fair_queue:FairQueue; --api-key, --api-keys-file
+  fair queue          tokens of one API key, or one address, while others wait, by weight        delay
+                      engine.scheduling.fair_queue:FairQueue; --api-key, --api-keys-file, --fair-by
   prefill budget      prompt tokens per step, so that streams of others keep their token rate    delay
                       engine.scheduling.prefill_budget:PrefillPace; --target-itl-ms, --max-prefill-tokens-per-gap,
                       --max-num-batched-tokens

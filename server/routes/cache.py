@@ -6,10 +6,9 @@ from starlette.requests import Request
 from engine.client.interface import EngineClient
 from engine.core.cache_steering import CachedPrefixes
 from server.core.errors import NotReadyError
-from server.core.request_record import record_of
 from server.protocol.cache_keys import CacheDeletion, CacheKey, CacheKeyList
 from server.routes.documented import error_responses
-from server.runtime.context import context_of
+from server.runtime.context import context_of, tenant_of
 
 MAX_KEYS = 1000
 
@@ -20,7 +19,7 @@ router = APIRouter(tags=["Operations"])
 async def list_cache_keys(request: Request, prompt_cache_key: str | None = None) -> CacheKeyList:
     """List what is cached of ended requests that were sent with this API key, the newest first: at most 1000 keys. With
     `prompt_cache_key` that key alone; an empty one is that of requests without."""
-    cached = await _engine_of(request).cached_prefixes(record_of(request.scope).key.name)
+    cached = await _engine_of(request).cached_prefixes(tenant_of(request).name)
     wanted = [each for each in cached if prompt_cache_key in (None, each.key)]
     newest = sorted(wanted, key=lambda each: each.idle_s)
     return CacheKeyList(data=list(map(_entry, newest[:MAX_KEYS])), has_more=len(newest) > MAX_KEYS)
@@ -30,7 +29,7 @@ async def list_cache_keys(request: Request, prompt_cache_key: str | None = None)
 async def drop_cache_keys(request: Request, prompt_cache_key: str | None = None) -> CacheDeletion:
     """Drop what is cached under this `prompt_cache_key`, or under all keys, of this API key: in memory and in the KV
     store, but not what was used under other keys, too. Requests that run go on."""
-    _engine_of(request).drop_prefixes(record_of(request.scope).key.name, prompt_cache_key)
+    _engine_of(request).drop_prefixes(tenant_of(request).name, prompt_cache_key)
     return CacheDeletion(prompt_cache_key=prompt_cache_key)
 
 

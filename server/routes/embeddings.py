@@ -32,7 +32,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     arrival = validate_request(body, EMBEDDING_REFUSALS, request)
     backend = context_of(request).backend
     generations = await arrival.within_deadline(plan_embeddings(body, backend, arrival))
-    size, share = backend.admission_size, arrival.share
+    size, share = backend.admission_size, arrival.tenant.share
     outputs = await embed(backend.engine, generations, size.max_live(share), size.max_tokens(share))
     record = record_of(request.scope)
     record.report = lambda: report(outputs)

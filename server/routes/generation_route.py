@@ -2,11 +2,9 @@
 
 from starlette.requests import Request
 
-from engine.client.interface import Tenant
 from server.core.errors import BadRequestError
-from server.core.request_record import record_of
 from server.routes.json_route import JsonRoute
-from server.runtime.context import context_of
+from server.runtime.context import context_of, tenant_of
 
 
 class GenerationRoute(JsonRoute):
@@ -17,5 +15,4 @@ class GenerationRoute(JsonRoute):
                 "This server computes prompts for others (--role prefill): send the request to the server with "
                 "--role decode that asks it for them."
             )
-        context, key = context_of(request), record_of(request.scope).key
-        context.backend.engine.check_admission(Tenant(key.name, context.keys.share_of(key)))
+        context_of(request).backend.engine.check_admission(tenant_of(request))

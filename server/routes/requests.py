@@ -10,11 +10,10 @@ from starlette.responses import Response
 from engine.core.request_snapshot import RequestSnapshot
 from server.core.chunked_json import json_list
 from server.core.errors import RequestNotFoundError
-from server.core.request_record import record_of
 from server.protocol.live_requests import LiveRequest, LiveRequestList, RequestDeletion
 from server.routes.documented import error_responses
 from server.routes.live_requests import live_requests
-from server.runtime.context import context_of
+from server.runtime.context import context_of, tenant_of
 
 MAX_SEQUENCES = 1000
 SLICE = 100
@@ -44,13 +43,13 @@ async def show_request(id: str, request: Request) -> Response:
 async def abort_request(id: str, request: Request) -> RequestDeletion:
     """Abort all that is live under this `X-Request-Id`. A response that has begun ends with the tokens it has:
     `finish_reason` is `length`, `stop_reason` is `abort`. One that has not is a 499."""
-    if not context_of(request).backend.engine.abort(record_of(request.scope).key.name, id):
+    if not context_of(request).backend.engine.abort(tenant_of(request).name, id):
         raise _not_found(id)
     return RequestDeletion(id=id)
 
 
 async def _inspect(request: Request, id: str | None, limit: int) -> list[RequestSnapshot]:
-    return await context_of(request).backend.engine.inspect(record_of(request.scope).key.name, id, limit)
+    return await context_of(request).backend.engine.inspect(tenant_of(request).name, id, limit)
 
 
 def _json(body: object) -> Response:

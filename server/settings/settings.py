@@ -83,9 +83,8 @@ class Settings(BaseSettings):
     ssl_certfile: Path | None = setting("Server", None, "Certificate chain (PEM): serves HTTPS.", "FILE")
     ssl_keyfile: Path | None = setting("Server", None, "Its private key, if the chain's file has none.", "FILE")
     api_key: Names = setting("Server", (), "Key that clients must send. May be given several times.", "KEY")
-    api_keys_file: Path | None = setting(
-        "Server", None, "YAML file of named API keys; read again on SIGHUP. twostep key NAME makes one.", "FILE"
-    )
+    api_keys_file: Path | None = setting("Server", None, "YAML file of named API keys; read again on SIGHUP.", "FILE")
+    fair_by: Literal["key", "address"] = setting("Server", "key", "Who shares the engine: API keys, or addresses.")
     share_prefix_cache: bool = setting("Server", False, "Share KV blocks of equal prompts between API keys, too.")
     allowed_origins: Names = setting(
         "Server", (), "Origin whose scripts may call (CORS); * for all. May be given several times.", "ORIGIN"

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Self
 
+from engine.client.interface import SOLE_TENANT
 from engine.client.observer import NullObserver
 from engine.core.config import EngineInfo, StepLimits
 from engine.core.errors import ConfigError, EngineUnavailableError, InvalidParameterError
@@ -132,7 +133,7 @@ class AsyncEngine:
             arrival_s=time.monotonic(),
             caller=_CALLER,
             key=NOBODY,
-            share=1.0,
+            tenant=SOLE_TENANT,
             cache_salt="",
             fields=request,
         )

@@ -108,6 +108,15 @@ class TestRefusal:
             admission.enter(1, tenant=Tenant("many", 0.5))
         admission.check(tenant=Tenant("few", 0.5))
 
+    def test_no_more_than_some_thousand_tenants_are_remembered(self) -> None:
+        admission = ClockedAdmission(num_slots=1, max_queue_s=2.0)
+        admission.fill(1)
+        admission.serve(20, seconds_each=2.0)
+        for number in range(20_000):
+            with pytest.raises(OverloadedError, match="must not wait"):
+                admission.check(tenant=Tenant(f"peer {number}", 0.001))
+        assert max(len(admission._num_refused), len(admission._standing)) <= 4097
+
     @pytest.mark.parametrize("times", [10, 200])
     def test_retry_after_follows_the_rate_of_ends(self, times: int) -> None:
         admission = full_admission()

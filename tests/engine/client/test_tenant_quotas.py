@@ -179,7 +179,7 @@ def test_a_tenants_share_is_that_of_its_newest_request() -> None:
     assert quotas.turn_share(Tenant("b", 0.75)) == 0.75
 
 
-@pytest.mark.parametrize(("max_tokens", "words"), [(100, "kept for other API keys"), (7, "for other API keys")])
+@pytest.mark.parametrize(("max_tokens", "words"), [(100, "are kept for others"), (7, "the rest is for others")])
 def test_a_refusal_names_the_quotas(max_tokens: int, words: str) -> None:
     admission = TenantAdmission([1, 1], num_slots=4, max_waiting=4, max_waiting_tokens=max_tokens)
     admission.flood(0)

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
+from engine.scheduling.fair_queue import FairQueue
 from tests.engine.fakes import add, fake_engine, run_to_end
 
 Costs = Sequence[tuple[int, int]]  # of each request: prompt tokens, generated tokens
@@ -218,3 +220,14 @@ def test_blocks_are_taken_from_the_tenant_that_had_most(greedy: str, preempted: 
         add(engine, name, [3] * 5, max_tokens=7, tenant=name[0])
     updates = run_to_end(engine)
     assert [name for name in updates if updates[name][-1].num_preemptions] == [preempted]
+
+
+def test_counts_of_very_many_tenants_are_bounded_and_those_that_had_most_are_remembered() -> None:
+    queue = FairQueue()
+    for number in range(20_000):
+        request = Request(f"{number}", [1], SamplingParams(), 0.0, tenant=f"peer {number}")
+        queue.add(request)
+        queue.remove(request)
+        queue.charge(request, 1000.0 if number == 5 else 1.0)
+    assert queue.served(Request("5", [1], SamplingParams(), 0.0, tenant="peer 5")) == 1000
+    assert len(queue._served) <= 4097

@@ -18,6 +18,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "api_key": ("secret", ("secret",)),
     "api_keys_file": ("keys.yaml", Path("keys.yaml")),
     "share_prefix_cache": ("true", True),
+    "fair_by": ("address", "address"),
     "allowed_origins": ("https://a.example", ("https://a.example",)),
     "max_waiting": ("3", 3),
     "max_waiting_tokens": ("1234", 1234),
@@ -101,6 +102,7 @@ ENGINE_NAMES = {
 }
 SERVER_ONLY = {
     *(
+        "fair_by",
         "host",
         "port",
         "api_key",
