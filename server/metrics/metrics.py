@@ -17,6 +17,7 @@ from server.core.timings import TokenCounts
 from server.metrics.aliases import Exposition
 from server.metrics.buffered_observer import BufferedObserver
 from server.metrics.engine_collector import EngineCollector
+from server.metrics.key_filter import KeyFilter
 from server.metrics.recent_stats import RecentStats
 from server.metrics.timeline import Timeline
 from server.protocol.stats import Stats
@@ -54,10 +55,10 @@ class Metrics:
         self._steps = BufferedObserver(self._observe_step)
         self._tokens = BufferedObserver(self._observe_tokens)
 
-    def render(self) -> bytes:
-        """Returns all metrics in Prometheus' text exposition format."""
+    def render(self, key: str | None = None) -> bytes:
+        """Returns all metrics in Prometheus' text exposition format; with `key`, of those by API key its own alone."""
         self._flush()
-        return generate_latest(self._exposition)
+        return generate_latest(self._exposition if key is None else KeyFilter(self._exposition, key))
 
     def recent(self) -> Stats:
         """Returns totals, and the times of recent requests and steps."""

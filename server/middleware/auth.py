@@ -24,7 +24,7 @@ class AuthMiddleware:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in KEYLESS_PATHS:
+        if scope["type"] != "http" or _needs_no_key(scope):
             await self._app(scope, receive, send)
             return
         key = key_sent(scope, self._keys)
@@ -56,11 +56,21 @@ class AuthMiddleware:
             await self._app(scope, receive, uncounting_send)
 
 
+def _needs_no_key(scope: Scope) -> bool:
+    """Whether the request is answered without looking at a key. Of metrics a key shows more, so one must be right."""
+    path = scope["path"]
+    return path in KEYLESS_PATHS and not (path == "/metrics" and _secret_sent(scope))
+
+
 def key_sent(scope: Scope, keys: KeyRing) -> ApiKey | None:
     """Returns the API key that the request carries; None if there is none, or a wrong one."""
+    return keys.find(_secret_sent(scope))
+
+
+def _secret_sent(scope: Scope) -> bytes:
     headers = Headers(scope=scope)
     scheme, _, secret = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         secret = headers.get("x-api-key", "")  # Anthropic's way
     # Strip spaces and tabs only: starlette decodes headers as latin-1, where bytes of UTF-8 can be white space, too.
-    return keys.find(secret.strip(" \t").encode("latin-1"))
+    return secret.strip(" \t").encode("latin-1")

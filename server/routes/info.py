@@ -91,7 +91,10 @@ async def timeline(request: Request, after: Annotated[int, Query(ge=0, le=2**53)
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Prometheus text format. Answers also while the model loads."""
+    """Prometheus text format. Answers also while the model loads. Metrics by API key are those of the request's key;
+    with `--key-metrics` those of all."""
+    context = context_of(request)
     with suppress(NotReadyError):
-        await context_of(request).backend.engine.settle(SETTLE_S)
-    return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)
+        await context.backend.engine.settle(SETTLE_S)
+    key = None if context.settings.key_metrics else record_of(request.scope).key.name
+    return Response(context.metrics.render(key), media_type=CONTENT_TYPE)

@@ -106,6 +106,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = setting("Server", "info", "What to log.")
     log_format: Literal["text", "json"] = setting("Server", "text", "How log lines are written.")
     otel: bool = setting("Server", False, "Export traces and metrics by OpenTelemetry, as OTEL_* variables say.")
+    key_metrics: bool = setting("Server", False, "Show the metrics of all API keys to whoever reads /metrics.")
     metrics_alias: Literal["vllm", "none"] = setting("Server", "vllm", "Also export metrics under vLLM's names.")
 
     role: Literal["both", "prefill", "decode"] = setting(

@@ -22,7 +22,7 @@ from server.middleware.auth import AuthMiddleware
 from tests.server.auth.key_files import FILE, HASHES, SECRETS, bearer, write
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, in_thread, live_server
-from tests.server.metrics.published_metrics import advance
+from tests.server.metrics.published_metrics import advance, parse
 
 CHAT = [{"role": "user", "content": "Hi"}]
 ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
@@ -137,22 +137,45 @@ class TestServer:
             assert "than the 5 that" in error_of(refused)["message"]
             assert server.complete("Hi", header, n=5, max_tokens=1).status_code == 200
 
-    def test_what_a_key_used_is_counted_under_its_name(self, keyed: LiveServer) -> None:
+    def test_what_a_key_used_is_counted_under_its_name(self, tmp_path: Path) -> None:
         def act() -> None:
-            keyed.complete("Hi", bearer("alice"), max_tokens=5)
-            keyed.complete("Hi", bearer("bob"), max_tokens=7, stream=True)
-            keyed.complete("Hi", bearer("bob"), model="other")
-            keyed.complete("Hi")
+            server.complete("Hi", bearer("alice"), max_tokens=5)
+            server.complete("Hi", bearer("bob"), max_tokens=7, stream=True)
+            server.complete("Hi", bearer("bob"), model="other")
+            server.complete("Hi")
 
-        advanced = advance(keyed, act)
+        with live_server(api_keys_file=write(tmp_path), key_metrics=True) as server:
+            advanced = advance(server, act)
         assert [advanced("twostep_key_requests_total", key=name) for name in SECRETS] == [1, 2]
         assert [advanced("twostep_key_tokens_total", key=name, kind="prompt") for name in SECRETS] == [3, 3]
         assert [advanced("twostep_key_tokens_total", key=name, kind="generated") for name in SECRETS] == [5, 7]
         assert advanced("twostep_key_rejections_total", key="bob", reason="model_not_found") == 1
 
-    def test_requests_without_a_key_have_no_label(self, keyed: LiveServer) -> None:
-        keyed.complete("Hi", {"Authorization": "Bearer wrong"})
-        assert "twostep_key_requests_total{" not in keyed.client.get("/metrics").text
+    def test_requests_without_a_key_have_no_label(self, tmp_path: Path) -> None:
+        with live_server(api_keys_file=write(tmp_path), key_metrics=True) as server:
+            server.complete("Hi", {"Authorization": "Bearer wrong"})
+            assert "twostep_key_requests_total{" not in server.client.get("/metrics").text
+
+    @pytest.mark.parametrize(
+        ("sender", "shows_all", "seen"), [("", False, ""), ("bob", False, "bob"), ("", True, "alice bob")]
+    )
+    def test_metrics_by_key_are_for_that_key(self, tmp_path: Path, sender: str, shows_all: bool, seen: str) -> None:
+        with live_server(api_keys_file=write(tmp_path), key_metrics=shows_all) as server:
+            for name in SECRETS:
+                server.complete("Hi", bearer(name))
+                server.complete("Hi", bearer(name), model="other")
+            server.wait_until_idle()
+            text = server.client.get("/metrics", headers=bearer(sender) if sender else {}).text
+        for family in ("requests", "tokens", "rejections"):
+            samples = parse(text)[f"twostep_key_{family}"].samples
+            assert {sample.labels["key"] for sample in samples} == {*seen.split()}
+        assert not [name for name in SECRETS if name not in seen and name in text]
+        assert "twostep_generation_tokens_total 0" not in text
+
+    def test_metrics_refuse_a_wrong_key(self, keyed: LiveServer) -> None:
+        assert keyed.client.get("/metrics", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert keyed.client.get("/metrics", headers={"Authorization": "Basic YTpi"}).status_code == 200
+        assert keyed.client.get("/health", headers={"Authorization": "Bearer wrong"}).status_code == 200
 
 
 @pytest.mark.parametrize("key", ["voilà", "drogą"])

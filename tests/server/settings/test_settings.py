@@ -19,6 +19,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "api_keys_file": ("keys.yaml", Path("keys.yaml")),
     "share_prefix_cache": ("true", True),
     "fair_by": ("address", "address"),
+    "key_metrics": ("true", True),
     "allowed_origins": ("https://a.example", ("https://a.example",)),
     "max_waiting": ("3", 3),
     "max_waiting_tokens": ("1234", 1234),
@@ -103,6 +104,7 @@ ENGINE_NAMES = {
 SERVER_ONLY = {
     *(
         "fair_by",
+        "key_metrics",
         "host",
         "port",
         "api_key",
