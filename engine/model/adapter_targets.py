@@ -65,7 +65,7 @@ def _targets_of_kernels(forward: KernelForward) -> Iterator[tuple[str, AdapterTa
     for index, parts in enumerate(forward.parts.layers):
         for names, sizes, num_in, join in _linears_of(parts):
             layer = _KernelLinear(next(linears))
-            for name, columns in zip(names, _columns(join, sizes), strict=True):
+            for name, columns in zip(names, _columns(join, sizes, len(names)), strict=True):
                 yield f"model.layers.{index}.{name}", AdapterTarget(layer, columns, num_in)
 
 
@@ -74,15 +74,15 @@ Join = Callable[[Sequence[Tensor]], Tensor]
 
 def _linears_of(layer: LayerParts) -> Iterator[tuple[Sequence[str], Sequence[int], int, Join]]:
     """Yields the names, output and input features of the layers that each linear layer of the kernels is made of, in
-    the order of `KernelForward.linears`."""
+    the order of `KernelForward.linears`. A single name stands for a layer of the checkpoint that has them all."""
     attention, mlp = layer.attention, layer.feed_forward
-    names = [f"self_attn.{each}_proj" for each in "qkv"]
+    names = [f"self_attn.{each}" for each in attention.names]
     yield names, _head_columns(attention), attention.query_key_value.in_features, concatenated
     yield ["self_attn.o_proj"], [attention.output.out_features], attention.output.in_features, concatenated
     if isinstance(mlp, MlpParts):
-        size = mlp.gate_up.out_features // 2
-        yield ["mlp.gate_proj", "mlp.up_proj"], [size, size], mlp.gate_up.in_features, interleaved
-        yield ["mlp.down_proj"], [mlp.down.out_features], mlp.down.in_features, concatenated
+        names, sizes = [f"mlp.{each}" for each in mlp.names], _gate_columns(mlp.is_gated, mlp.gate_up.out_features)
+        yield names, sizes, mlp.gate_up.in_features, interleaved
+        yield [f"mlp.{mlp.down_name}"], [mlp.down.out_features], mlp.down.in_features, concatenated
 
 
 def _head_columns(attention: AttentionParts) -> list[int]:
@@ -91,10 +91,16 @@ def _head_columns(attention: AttentionParts) -> list[int]:
     return [each * head_size for each in heads]
 
 
-def _columns(join: Join, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """Returns where the outputs of layers of these sizes lie among those of the layer that joins them."""
+def _gate_columns(is_gated: bool, num_out: int) -> list[int]:
+    return [num_out // 2] * 2 if is_gated else [num_out]
+
+
+def _columns(join: Join, sizes: Sequence[int], num_layers: int) -> Sequence[Tensor]:
+    """Returns where the outputs of layers of these sizes lie among those of the layer that joins them; of one layer
+    that has them all, one after the other, where all lie."""
     numbers = torch.arange(sum(sizes)).split_with_sizes([*sizes])
-    return join(numbers).argsort().split_with_sizes([*sizes])
+    columns = join(numbers).argsort()
+    return columns.split_with_sizes([*sizes]) if num_layers == len(sizes) else [columns]
 
 
 def _targets_of(
@@ -113,7 +119,7 @@ def _targets_of(
             yield from _targets_of(child, place, seen)
         elif ".experts." not in place:  # their rows are some of a step's
             names, sizes, join = _merged(module, name, child.out_features)
-            for own, columns in zip(names, _columns(join, sizes), strict=True):
+            for own, columns in zip(names, _columns(join, sizes, len(names)), strict=True):
                 target = AdapterTarget(child, columns.to(child.packed.device), child.in_features)
                 yield f"{path}.{own}".lstrip("."), target, child
 
@@ -122,7 +128,8 @@ def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], 
     """Returns the names and output features of the layers of which a fused module made this one."""
     if isinstance(parent, FusedAttention) and name == "qkv_proj":
         heads = (parent.num_heads, parent.num_kv_heads, parent.num_kv_heads)
-        return ("q_proj", "k_proj", "v_proj"), [each * parent.head_size for each in heads], concatenated
+        return parent.names, [each * parent.head_size for each in heads], concatenated
     if isinstance(parent, FusedMLP) and name == "gate_up_proj":
-        return ("gate_proj", "up_proj"), [num_out // 2] * 2, interleaved
-    return (name,), [num_out], concatenated
+        return parent.names, _gate_columns(parent.is_gated, num_out), interleaved
+    own = parent.down_name if isinstance(parent, FusedMLP) else name
+    return (own,), [num_out], concatenated

@@ -24,29 +24,38 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
+from engine.model.fused_modules import LayerForm, LayerNorms, Rotation
 from engine.weights.module_replacement import has_hooks
 
 __all__ = [
     "caps_logits",
+    "form_of_layer",
     "is_attention",
     "is_attention_with_norms",
     "is_causal_lm",
     "is_decoder",
-    "is_decoder_layer",
     "is_embedding",
     "is_gated_mlp",
     "is_half_rotary_embedding",
     "is_late_router",
+    "is_layer_norm",
     "is_mixture",
     "is_normalizing_router",
+    "is_pair_rotary_embedding",
+    "is_plain_mlp",
     "is_rms_norm",
     "is_rotary_embedding",
     "is_rotary_embedding_by_type",
     "is_rounding_router",
-    "is_sandwich_layer",
     "is_scaled_embedding",
+    "is_unbiased_layer_norm",
     "is_unrounded_rms_norm",
     "is_zero_centered_rms_norm",
+    "logits_scale",
+    "norms_all_heads",
+    "rotation_of",
+    "scales_embedding",
+    "stays_wide",
 ]
 
 _ATTENTIONS = (
@@ -81,6 +90,29 @@ _MIXTURES_FOR_CAUSAL_LM = (
     modeling_qwen3_moe.Qwen3MoeForCausalLM,
     modeling_gpt_oss.GptOssForCausalLM,
 )
+# What follows is named by family and class: it is known in models of that family, whose code others do not load.
+_ATTENTIONS_WITH_DROPOUT = ("seed_oss.SeedOssAttention", "starcoder2.Starcoder2Attention")
+_FURTHER_ATTENTIONS = ("phi3.Phi3Attention", "smollm3.SmolLM3Attention", "cohere2.Cohere2Attention")
+_NORMING_ALL_HEADS = ("olmo2.Olmo2Attention", "olmo3.Olmo3Attention")
+_WIDE_ROTARY_EMBEDDINGS = ("olmo2.Olmo2RotaryEmbedding", "ernie4_5.Ernie4_5RotaryEmbedding")
+_ROTATIONS = {
+    "phi3": Rotation(is_partial=True),
+    "olmo2": Rotation(is_wide=True),
+    "olmo3": Rotation(is_wide=True),
+    "glm": Rotation(in_pairs=True, is_partial=True),
+    "glm4": Rotation(in_pairs=True, is_partial=True),
+    "ernie4_5": Rotation(in_pairs=True, is_wide=True),
+    "cohere2": Rotation("in pairs", in_pairs=True, is_wide=True),
+}
+_NORMS_BEFORE = LayerNorms("input_layernorm", None, "post_attention_layernorm", None)
+_NORMS_AROUND = LayerNorms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_NORMS_AROUND_AS_GLM4 = LayerNorms(
+    "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
+)
+_NORMS_AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their frequencies are the same in every batch
 
 
@@ -100,18 +132,47 @@ def is_zero_centered_rms_norm(module: nn.Module) -> bool:
     return _is_like(module, kind) and _is_same(getattr(type(module), "_norm", None), kind._norm)
 
 
+def is_layer_norm(module: nn.Module) -> bool:
+    """Whether the module is torch's layer norm of rows, with a weight."""
+    is_like = _is_like(module, nn.LayerNorm)
+    return is_like and len(cast(Any, module).normalized_shape) == 1 and module.weight is not None
+
+
+def is_unbiased_layer_norm(module: nn.Module) -> bool:
+    """Whether the module is a layer norm without a bias, in float32 and rounded once."""
+    return _is_of(module, "cohere2.Cohere2LayerNorm") and cast(Any, module).weight.dim() == 1
+
+
 def is_gated_mlp(module: nn.Module) -> bool:
-    return _is_like(module, modeling_llama.LlamaMLP)
+    """Whether the module is a gated MLP with a gate and an up projection, or one that is both."""
+    if _is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
+        return not module.training
+    return _is_like(module, modeling_llama.LlamaMLP) or _is_of(module, "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP")
 
 
-def is_decoder_layer(module: nn.Module) -> bool:
-    """Whether the module norms what its attention and its MLP read."""
-    return any(_is_like(module, kind) for kind in _DECODER_LAYERS)
+def is_plain_mlp(module: nn.Module) -> bool:
+    """Whether the module is an MLP without a gate: `c_fc`, `act`, `c_proj`."""
+    return _is_of(module, "starcoder2.Starcoder2MLP") and not module.training
 
 
-def is_sandwich_layer(module: nn.Module) -> bool:
-    """Whether the module norms what its attention and its MLP read, and what they add."""
-    return any(_is_like(module, kind) for kind in (modeling_gemma2.Gemma2DecoderLayer, *_gemma3("Gemma3DecoderLayer")))
+def form_of_layer(module: nn.Module) -> LayerForm | None:
+    """Returns what the module consists of if it is a known decoder layer."""
+    if _is_like(module, *_DECODER_LAYERS):
+        return LayerForm(_NORMS_BEFORE)
+    if _is_of(module, "phi3.Phi3DecoderLayer"):  # with dropouts
+        dropouts = cast(Any, module).resid_attn_dropout, cast(Any, module).resid_mlp_dropout
+        is_idle = all(_is_like(each, nn.Dropout) and not each.training for each in dropouts)
+        return LayerForm(_NORMS_BEFORE) if is_idle else None
+    if _is_like(module, modeling_gemma2.Gemma2DecoderLayer) or _is_of(module, "gemma3.Gemma3DecoderLayer"):
+        return LayerForm(_NORMS_AROUND)
+    if _is_of(module, "glm4.Glm4DecoderLayer"):
+        return LayerForm(_NORMS_AROUND_AS_GLM4)
+    if _is_of(module, "olmo2.Olmo2DecoderLayer", "olmo3.Olmo3DecoderLayer", "exaone4.Exaone4DecoderLayer"):
+        return LayerForm(_NORMS_AFTER)
+    if _is_of(module, "granite.GraniteDecoderLayer"):
+        return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
+    is_parallel = _is_of(module, "cohere2.Cohere2DecoderLayer")
+    return LayerForm(_ONE_NORM, is_parallel=True) if is_parallel else None
 
 
 def is_embedding(module: nn.Module) -> bool:
@@ -125,8 +186,20 @@ def is_scaled_embedding(module: nn.Module) -> bool:
 
 
 def is_rotary_embedding(module: nn.Module) -> bool:
-    """Whether the module is a rotary embedding whose `inv_freq` never changes."""
-    return _is_like(module, modeling_llama.LlamaRotaryEmbedding) and module.rope_type in _FIXED_ROPE_TYPES
+    """Whether the module is a rotary embedding whose `inv_freq` never changes, in tables of two equal halves."""
+    is_like = _is_like(module, modeling_llama.LlamaRotaryEmbedding) or _is_of(module, *_WIDE_ROTARY_EMBEDDINGS)
+    return is_like and module.rope_type in _FIXED_ROPE_TYPES
+
+
+def is_pair_rotary_embedding(module: nn.Module) -> bool:
+    """Whether it is such a one, with each number twice, side by side."""
+    is_like = _is_of(module, "cohere2.Cohere2RotaryEmbedding")
+    return is_like and module.rope_type in _FIXED_ROPE_TYPES
+
+
+def stays_wide(module: nn.Module) -> bool:
+    """Whether a known rotary embedding gives tables in float32."""
+    return _is_of(module, *_WIDE_ROTARY_EMBEDDINGS, "olmo3.Olmo3RotaryEmbedding")
 
 
 def is_half_rotary_embedding(module: nn.Module) -> bool:
@@ -136,33 +209,51 @@ def is_half_rotary_embedding(module: nn.Module) -> bool:
 
 def is_rotary_embedding_by_type(module: nn.Module) -> bool:
     """Whether the module is a rotary embedding with frequencies for each type of layers, which never change."""
-    is_like = any(_is_like(module, kind) for kind in _gemma3("Gemma3RotaryEmbedding"))
+    is_like = _is_of(module, "gemma3.Gemma3RotaryEmbedding", "olmo3.Olmo3RotaryEmbedding")
     return is_like and {*cast("dict[str, str]", module.rope_type).values()} <= {*_FIXED_ROPE_TYPES}
 
 
 def is_decoder(module: nn.Module) -> bool:
     """Whether the module is a decoder: an embedding, layers one after the other, a final norm."""
-    return any(_is_like(module, kind) for kind in (*_DECODERS, *_gemma3("Gemma3TextModel")))
+    if _is_of(module, "starcoder2.Starcoder2Model"):  # with a dropout
+        return not module.training
+    kinds = "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"
+    return _is_like(module, *_DECODERS) or _is_of(module, *kinds) or scales_embedding(module)
+
+
+def scales_embedding(module: nn.Module) -> bool:
+    """Whether the module is a decoder that multiplies what its embedding gives by `embedding_multiplier`."""
+    return _is_of(module, "granite.GraniteModel")
 
 
 def is_causal_lm(module: nn.Module) -> bool:
     """Whether the module is a decoder with a language-model head, and returns nothing of its routers."""
-    is_mixture = any(_is_like(module, kind) for kind in _MIXTURES_FOR_CAUSAL_LM)
+    is_mixture = _is_like(module, *_MIXTURES_FOR_CAUSAL_LM)
     return (
         _is_like(module, modeling_llama.LlamaForCausalLM)
         or caps_logits(module)
+        or logits_scale(module) != (None, None)
         or (is_mixture and not cast(Any, module).config.output_router_logits)
     )
 
 
+def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
+    """Returns what a decoder with a head multiplies its logits by, and what it divides them by."""
+    if _is_of(module, "cohere2.Cohere2ForCausalLM"):
+        return float(cast(float, module.logit_scale)), None
+    if _is_of(module, "granite.GraniteForCausalLM"):
+        return None, float(cast(Any, module).config.logits_scaling)
+    return None, None
+
+
 def caps_logits(module: nn.Module) -> bool:
     """Whether the module is such a one, and its logits are capped by `final_logit_softcapping` if its config has it."""
-    return any(_is_like(module, kind) for kind in (modeling_gemma2.Gemma2ForCausalLM, *_gemma3("Gemma3ForCausalLM")))
+    return _is_like(module, modeling_gemma2.Gemma2ForCausalLM) or _is_of(module, "gemma3.Gemma3ForCausalLM")
 
 
 def is_mixture(module: nn.Module) -> bool:
     """Whether the module routes rows to `experts` by `gate` or `router`, and does nothing else."""
-    return any(_is_like(module, kind) for kind in _MIXTURES) and not module.training
+    return _is_like(module, *_MIXTURES) and not module.training
 
 
 def is_normalizing_router(module: nn.Module) -> bool:
@@ -181,41 +272,88 @@ def is_late_router(module: nn.Module) -> bool:
 
 
 def is_attention(module: nn.Module) -> bool:
+    """Whether the module is an attention that multiplies, rotates, attends and multiplies."""
     if _is_like(module, modeling_gpt_oss.GptOssAttention):
         return _rotates_as_gpt_oss(module)
-    return any(_is_like(module, kind) for kind in _ATTENTIONS) and _rotates_as_llama(module)
+    if _is_of(module, *_ATTENTIONS_WITH_DROPOUT) and module.training:
+        return False
+    is_like = _is_like(module, *_ATTENTIONS) or _is_of(module, *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS)
+    return is_like and rotation_of(module) is not None
 
 
 def is_attention_with_norms(module: nn.Module) -> bool:
-    """Whether the module is an attention that norms the heads of queries and keys, by `q_norm` and `k_norm`."""
-    kinds = (modeling_qwen3.Qwen3Attention, *_gemma3("Gemma3Attention"))
-    return any(_is_like(module, kind) for kind in kinds) and _rotates_as_llama(module)
+    """Whether the module is an attention that norms queries and keys, by `q_norm` and `k_norm`."""
+    kinds = "gemma3.Gemma3Attention", "exaone4.Exaone4Attention", *_NORMING_ALL_HEADS
+    is_like = _is_like(module, modeling_qwen3.Qwen3Attention) or _is_of(module, *kinds)
+    return is_like and rotation_of(module) is not None
 
 
-def _gemma3(name: str) -> tuple[type[nn.Module], ...]:
-    """Returns a class of Gemma 3's if its code was loaded: it takes that of images with it."""
-    module = sys.modules.get("transformers.models.gemma3.modeling_gemma3")
-    return () if module is None else (getattr(module, name),)
+def norms_all_heads(module: nn.Module) -> bool:
+    """Whether an attention with norms norms all heads of a row together."""
+    return _is_of(module, *_NORMING_ALL_HEADS)
 
 
-def _is_like(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether nothing but the code of `kind` runs when the module is called."""
+def rotation_of(attention: nn.Module) -> Rotation | None:
+    """Returns how an attention rotates, if the functions that it calls for that are known."""
+    if _rotates_as_gpt_oss(attention):
+        return Rotation("half")
+    rotation, family = Rotation(), _family_of(attention)
+    if not _rotates_as(attention, modeling_llama):
+        if family not in _ROTATIONS or not _rotates_as(attention, sys.modules[_module_name(family)]):
+            return None
+        rotation = _ROTATIONS[family]
+    return rotation._replace(is_applied=_is_rotated(attention))
+
+
+def _is_rotated(attention: Any) -> bool:
+    """Whether the attention does rotate, where its code leaves that open."""
+    if _is_of(attention, "smollm3.SmolLM3Attention"):
+        return bool(attention.use_rope)
+    if _is_of(attention, "exaone4.Exaone4Attention"):
+        return attention.sliding_window is None or bool(attention.is_sliding)
+    if _is_of(attention, "cohere2.Cohere2Attention"):
+        return attention.sliding_window is not None
+    return True
+
+
+def _is_of(module: nn.Module, *names: str) -> bool:
+    """Whether nothing but the code of one of these classes, `family.class`, runs when the module is called.
+
+    A class is that of the module's own family, whose code was loaded: no other family's is, to be known.
+    """
+    family = _family_of(module)
+    kinds = [kind for own, kind in (name.split(".") for name in names) if own == family]
+    return bool(kinds) and _is_like(module, *(getattr(sys.modules[_module_name(family)], kind) for kind in kinds))
+
+
+def _family_of(module: nn.Module) -> str:
+    """Returns the family of transformers' models in which the module's code was written, or an empty text."""
+    package, *family = type(module).forward.__module__.removeprefix("transformers.models.").split(".")
+    return package if family == [f"modeling_{package}"] else ""
+
+
+def _module_name(family: str) -> str:
+    return f"transformers.models.{family}.modeling_{family}"
+
+
+def _is_like(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether nothing but the code of one of these kinds runs when the module is called."""
     is_overridden = "forward" in vars(module) or type(module).__call__ not in (
         nn.Module.__call__,
         GradientCheckpointingLayer.__call__,
     )
-    return not is_overridden and not has_hooks(module) and _is_same(type(module).forward, kind.forward)
+    if is_overridden or has_hooks(module):
+        return False
+    return any(_is_same(type(module).forward, kind.forward) for kind in kinds)
 
 
-def _rotates_as_llama(attention: nn.Module) -> bool:
-    """Whether the rotary functions that the attention calls are Llama's.
+def _rotates_as(attention: nn.Module, known: Any) -> bool:
+    """Whether the rotary functions that the attention calls are those of a module of transformers.
 
     Its code calls one by name, and that another one: each is looked up in the globals of its caller.
     """
     rotate = _global(type(attention).forward, "apply_rotary_pos_emb")
-    return _is_same(rotate, modeling_llama.apply_rotary_pos_emb) and _is_same(
-        _global(rotate, "rotate_half"), modeling_llama.rotate_half
-    )
+    return _is_same(rotate, known.apply_rotary_pos_emb) and _is_same(_global(rotate, "rotate_half"), known.rotate_half)
 
 
 def _rotates_as_gpt_oss(attention: nn.Module) -> bool:

@@ -32,13 +32,17 @@ __all__ = [
 
 
 class NormParts(msgspec.Struct, frozen=True, eq=False):
-    """An RMSNorm."""
+    """An RMSNorm, or a layer norm."""
 
     weight: Tensor
     eps: float
+    is_centered: bool = False
+    """Whether rows lose their mean before, as in a layer norm."""
+    bias: Tensor | None = None
+    """What a layer norm adds."""
 
     def bound(self) -> Any:
-        return torch.classes.twostep.Norm(self.weight, self.eps)
+        return torch.classes.twostep.Norm(self.weight, self.eps, self.is_centered, self.bias)
 
 
 class LinearParts(msgspec.Struct, frozen=True, eq=False):
@@ -86,8 +90,9 @@ def linear_parts(weight: PackedWeight, bias: Tensor | None) -> LinearParts:
 class AttentionParts(msgspec.Struct, frozen=True, eq=False):
     """The attention of one layer: what comes before it and the projection of its output."""
 
-    norm: NormParts
+    norm: NormParts | None
     query_norm: NormParts | None
+    """Norm of each head of queries, or of all together."""
     key_norm: NormParts | None
     query_key_value: LinearParts
     output: LinearParts
@@ -96,25 +101,33 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False):
     layer: int
     """Index among the attention layers."""
     params: AttentionParams
+    in_pairs: bool = False
+    """Whether columns that are neighbours are rotated together, not those of two halves."""
+    names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """The checkpoint's layers of which `query_key_value` consists."""
 
     def bound(self) -> Any:
         """Returns what runs before attention."""
-        norms = [None if norm is None else norm.bound() for norm in (self.query_norm, self.key_norm)]
+        norms = map(_bound, (self.norm, self.query_norm, self.key_norm))
         projection = self.query_key_value.bound()
         return torch.classes.twostep.BeforeAttention(
-            self.norm.bound(), *norms, projection, self.num_heads, self.num_kv_heads
+            *norms, projection, self.num_heads, self.num_kv_heads, self.in_pairs
         )
 
 
 class MlpParts(msgspec.Struct, frozen=True, eq=False, tag=True):
-    """A gated MLP, whose gate and up projection are one matrix."""
+    """A gated MLP, whose gate and up projection are one matrix, or one without a gate."""
 
     gate_up: LinearParts
     down: LinearParts
     activation: str
+    is_gated: bool = True
+    names: tuple[str, ...] = ("gate_proj", "up_proj")
+    """The checkpoint's layers of which `gate_up` consists."""
+    down_name: str = "down_proj"
 
     def bound(self) -> Any:
-        return torch.classes.twostep.Mlp(self.gate_up.bound(), self.down.bound(), self.activation)
+        return torch.classes.twostep.Mlp(self.gate_up.bound(), self.down.bound(), self.activation, self.is_gated)
 
 
 class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
@@ -138,15 +151,19 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
 
 
 class LayerParts(msgspec.Struct, frozen=True, eq=False):
-    """One layer: attention, and an MLP or a mixture of experts behind a norm."""
+    """One layer: attention, and an MLP or a mixture of experts, mostly behind a norm."""
 
     attention: AttentionParts
-    norm: NormParts
+    norm: NormParts | None
     feed_forward: MlpParts | MixtureParts
     attention_norm: NormParts | None = None
     """Norm of what attention adds to the residual, if there is one."""
     feed_forward_norm: NormParts | None = None
     """Norm of what the MLP or the mixture adds."""
+    multiplier: float | None = None
+    """What both are multiplied by before they are added."""
+    is_parallel: bool = False
+    """Whether the MLP reads the norm of the layer's input, as attention does."""
     rotation: int = 0
     """Which of the decoder's rotary embeddings the layer takes."""
 
@@ -154,8 +171,10 @@ class LayerParts(msgspec.Struct, frozen=True, eq=False):
         """Returns what runs after attention."""
         feed_forward = self.feed_forward.bound()
         choice = (feed_forward, None) if isinstance(self.feed_forward, MlpParts) else (None, feed_forward)
-        added = [None if norm is None else norm.bound() for norm in (self.attention_norm, self.feed_forward_norm)]
-        return torch.classes.twostep.AfterAttention(self.attention.output.bound(), self.norm.bound(), *choice, *added)
+        added = map(_bound, (self.attention_norm, self.feed_forward_norm))
+        return torch.classes.twostep.AfterAttention(
+            self.attention.output.bound(), _bound(self.norm), *choice, *added, self.multiplier, self.is_parallel
+        )
 
     def bound(self, cache: KVCache) -> Any:
         """Returns the layer, which attends over its part of the cache."""
@@ -167,9 +186,16 @@ class LayerParts(msgspec.Struct, frozen=True, eq=False):
 class RotaryParts(msgspec.Struct, frozen=True, eq=False):
     """A rotary embedding whose frequencies never change."""
 
-    inv_freq: Tensor  # [head_size / 2], float32
+    inv_freq: Tensor  # [up to head_size / 2], float32: the columns behind them are not rotated
     scaling: float
     """Factor of its sines and cosines."""
+    is_rounded: bool = True
+    """Whether these are rounded to the type of the rows."""
+    is_wide: bool = False
+    """Whether rows are multiplied by them in float32, and rounded once."""
+
+    def bound(self) -> Any:
+        return torch.classes.twostep.Rotation(self.inv_freq, self.scaling, self.is_rounded, self.is_wide)
 
 
 class DecoderParts(msgspec.Struct, frozen=True, eq=False):
@@ -186,10 +212,18 @@ class DecoderParts(msgspec.Struct, frozen=True, eq=False):
     """What the embedding's rows are multiplied by, a number of their type."""
     logits_softcap: float | None = None
     """The cap c of logits, each of which becomes c * tanh(logit / c)."""
+    logits_factor: float | None = None
+    """What logits are multiplied by."""
+    logits_divisor: float | None = None
+    """What logits are divided by."""
 
     def bound(self, cache: KVCache) -> Any:
         """Returns what computes the last hidden states."""
         layers = [layer.bound(cache) for layer in self.layers]
-        rotary = [each.inv_freq for each in self.rotations], [each.scaling for each in self.rotations]
+        rotations = [each.bound() for each in self.rotations]
         embedding = self.embedding, self.after_embedding, self.embedding_scale
-        return torch.classes.twostep.Decoder(*embedding, *rotary, layers, self.norm.bound())
+        return torch.classes.twostep.Decoder(*embedding, rotations, layers, self.norm.bound())
+
+
+def _bound(norm: NormParts | None) -> Any:
+    return None if norm is None else norm.bound()

@@ -21,7 +21,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.mixers.state import StateCache
 from engine.model import code_fingerprint
 from engine.model.decoder_parts import DecoderParts, RotaryParts, linear_parts
-from engine.model.fused_modules import FusedRMSNorm
+from engine.model.fused_modules import FusedNorm, Rotation
 from engine.model.kernel_forward import KernelForward
 from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
 from engine.runner.forward import Forward, TransformersForward
@@ -38,15 +38,27 @@ __all__ = ["choose_forward", "decoder_parts", "is_known"]
 logger = logging.getLogger(__name__)
 
 _FAMILIES = (
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
     "gemma2",
     "gemma3_text",
+    "glm",
+    "glm4",
     "gpt_oss",
+    "granite",
     "llama",
     "mistral",
     "mixtral",
+    "olmo2",
+    "olmo3",
+    "phi3",
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "starcoder2",
 )  # their models run in the kernels, all but those with parts of their own
 
 _NUM_TEXTS = 2  # by which two forward passes are compared
@@ -91,7 +103,7 @@ def is_known(module: PreTrainedModel) -> bool:
         and isinstance(own_part(head.packed), KernelWeight | KernelQuantizedWeight)
         and _is_embedding_known(embedding)
         and _is_rotary_known(decoder.rotary_emb)
-        and isinstance(decoder.norm, FusedRMSNorm)
+        and isinstance(decoder.norm, FusedNorm)
         and embedding.weight.dtype == head.packed.dtype
         and len(layers) == decoder.config.num_hidden_layers
         and all(isinstance(layer, KernelDecoderLayer) for layer in layers)
@@ -104,8 +116,13 @@ def _is_embedding_known(embedding: Any) -> bool:
 
 
 def _is_rotary_known(rotary: Any) -> bool:
-    is_one = code_fingerprint.is_rotary_embedding(rotary) or code_fingerprint.is_half_rotary_embedding(rotary)
-    return is_one or code_fingerprint.is_rotary_embedding_by_type(rotary)
+    kinds = (
+        code_fingerprint.is_rotary_embedding,
+        code_fingerprint.is_half_rotary_embedding,
+        code_fingerprint.is_pair_rotary_embedding,
+        code_fingerprint.is_rotary_embedding_by_type,
+    )
+    return any(is_of_kind(rotary) for is_of_kind in kinds)
 
 
 def decoder_parts(module: PreTrainedModel) -> DecoderParts:
@@ -114,7 +131,7 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     embedding = decoder.embed_tokens
     rotations, numbers = _rotations_of(decoder)
     layers = zip(decoder.layers, numbers, strict=True)
-    is_scaled = code_fingerprint.is_scaled_embedding(embedding)
+    logits_factor, logits_divisor = code_fingerprint.logits_scale(module)
     return DecoderParts(
         _rows_of(embedding),
         rotations,
@@ -122,24 +139,36 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
         norm_parts(decoder.norm),
         linear_parts(head.packed, head.bias),
         embedding.gather if isinstance(embedding, GatheredEmbedding) else None,
-        embedding.embed_scale.to(embedding.weight.dtype).item() if is_scaled else None,
+        _embedding_scale(decoder),
         module.config.final_logit_softcapping if code_fingerprint.caps_logits(module) else None,
+        logits_factor,
+        logits_divisor,
     )
+
+
+def _embedding_scale(decoder: Any) -> float | None:
+    if code_fingerprint.scales_embedding(decoder):
+        return float(decoder.embedding_multiplier)
+    embedding = decoder.embed_tokens
+    is_scaled = code_fingerprint.is_scaled_embedding(embedding)
+    return embedding.embed_scale.to(embedding.weight.dtype).item() if is_scaled else None
 
 
 def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:
     """Returns the rotary embeddings of a known decoder, and the number of each layer's."""
     rotary, num_layers = decoder.rotary_emb, len(decoder.layers)
-    if not code_fingerprint.is_rotary_embedding_by_type(rotary):
-        return (_rotary_parts(rotary, ""),), [0] * num_layers
-    types = decoder.config.layer_types[:num_layers]
-    known = sorted({*types})
-    return tuple(_rotary_parts(rotary, f"{each}_") for each in known), [known.index(each) for each in types]
+    by_type = code_fingerprint.is_rotary_embedding_by_type(rotary)
+    prefixes = [f"{each}_" for each in decoder.config.layer_types[:num_layers]] if by_type else [""] * num_layers
+    kinds = [*zip(prefixes, (layer.rotation for layer in decoder.layers), strict=True)]
+    known = [*dict.fromkeys(kinds)]
+    return tuple(_rotary_parts(rotary, *each) for each in known), [known.index(each) for each in kinds]
 
 
-def _rotary_parts(rotary: Any, prefix: str) -> RotaryParts:
+def _rotary_parts(rotary: Any, prefix: str, rotation: Rotation) -> RotaryParts:
     inv_freq = getattr(rotary, f"{prefix}inv_freq").to(torch.float32)
-    return RotaryParts(inv_freq, getattr(rotary, f"{prefix}attention_scaling"))
+    scaling = getattr(rotary, f"{prefix}attention_scaling")
+    is_rounded = not code_fingerprint.stays_wide(rotary)
+    return RotaryParts(inv_freq if rotation.is_applied else inv_freq[:0], scaling, is_rounded, rotation.is_wide)
 
 
 def _rows_of(embedding: Any) -> Tensor:

@@ -6,7 +6,7 @@ uses it. The operators are those of `engine/kernels/layers/fused.cpp`, on CUDA o
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,16 @@ __all__ = [
     "GATE_BLOCK",
     "FusedAttention",
     "FusedDecoderLayer",
+    "FusedLayerNorm",
     "FusedMLP",
+    "FusedNorm",
     "FusedRMSNorm",
     "FusedRotaryEmbedding",
-    "FusedSandwichLayer",
+    "LayerForm",
+    "LayerNorms",
+    "Rotation",
     "concatenated",
     "interleaved",
-    "whole_tables",
 ]
 
 
@@ -60,34 +63,105 @@ class FusedRMSNorm(nn.Module):
         return cast("tuple[Tensor, Tensor]", torch.ops.twostep.add_rms_norm(residual, x, self.weight, self.eps))
 
 
+class FusedLayerNorm(nn.Module):
+    """A layer norm (Ba et al., Layer Normalization, 2016) as one operator, rounded once."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, eps: float) -> None:
+        """`weight` and `bias` are in float32."""
+        super().__init__()
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+        return cast(Tensor, torch.ops.twostep.layer_norm(x, self.weight, self.bias, self.eps))
+
+    def add_and_norm(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns residual + x, and the norm of that sum."""
+        total = residual + x
+        return total, self(total)
+
+
+FusedNorm = FusedRMSNorm | FusedLayerNorm
+
+
 class FusedMLP(nn.Module):
-    """A gated MLP: activation(gate) * up, both from one matmul, then the down projection."""
+    """A gated MLP: activation(gate) * up, both from one matmul, then the down projection; or one without a gate."""
 
     def __init__(self, mlp: Any, activation: str) -> None:
+        """`mlp` has a gate and an up projection, one that is both, or one without a gate, as StarCoder 2 has."""
         super().__init__()
-        self.gate_up_proj = _interleaved(mlp.gate_proj, mlp.up_proj)
-        self.down_proj = mlp.down_proj
         self.activation = activation  # the operator's name for it
+        self.is_gated = not hasattr(mlp, "c_fc")
+        self.names: tuple[str, ...]
+        """The layers of `mlp` that are one here."""
+        if not self.is_gated:
+            self.names, self.gate_up_proj = ("c_fc",), mlp.c_fc
+        elif hasattr(mlp, "gate_up_proj"):
+            self.names, self.gate_up_proj = ("gate_up_proj",), _in_turn(mlp.gate_up_proj)
+        else:
+            self.names, self.gate_up_proj = ("gate_proj", "up_proj"), _interleaved(mlp.gate_proj, mlp.up_proj)
+        self.down_name = "down_proj" if self.is_gated else "c_proj"
+        self.down_proj = getattr(mlp, self.down_name)
         self.leaves_sum = False
         """Whether what is next takes the last product in segments."""
 
     def forward(self, x: Tensor) -> Tensor | SegmentSums:  # [..., H] -> [..., H]
         gate_up = self.gate_up_proj(x.reshape(-1, x.shape[-1]))
-        out = _product(self.down_proj, torch.ops.twostep.gate(gate_up, self.activation), self.leaves_sum)
+        out = _product(self.down_proj, self._activated(gate_up), self.leaves_sum)
         return out if isinstance(out, SegmentSums) else out.view(*x.shape[:-1], out.shape[-1])
+
+    def _activated(self, gate_up: Tensor) -> Tensor:
+        if self.is_gated:
+            return cast(Tensor, torch.ops.twostep.gate(gate_up, self.activation))
+        is_silu = self.activation == "silu"
+        return nn.functional.silu(gate_up) if is_silu else nn.functional.gelu(gate_up, approximate="tanh")
+
+
+class Rotation(NamedTuple):
+    """How an attention rotates its queries and keys."""
+
+    tables: Literal["whole", "half", "in pairs"] = "whole"
+    """How its rotary embedding lays out cosines and sines: in two equal halves, in one of these, or each twice."""
+    in_pairs: bool = False
+    """Whether columns that are neighbours are rotated together, not those of two halves."""
+    is_wide: bool = False
+    """Whether it multiplies in float32, and rounds once."""
+    is_partial: bool = False
+    """Whether tables may be narrower than heads, whose last columns are not rotated then."""
+    is_applied: bool = True
+
+    def tables_of(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns cosines and sines [1, T, rotated columns] in two equal halves, of what the rotary embedding gives."""
+        cos, sin = (self._table_of(each) for each in tables)
+        return cos, sin
+
+    def _table_of(self, table: Tensor) -> Tensor:
+        if not self.is_applied:
+            return table[..., :0]
+        half = table[..., ::2] if self.tables == "in pairs" else table
+        whole = table if self.tables == "whole" else torch.cat((half, half), -1)
+        return whole.float() if self.is_wide else whole
 
 
 class FusedAttention(nn.Module):
     """Attention whose queries, keys and values come from one matmul, are normed if the model does, and then rotated."""
 
-    def __init__(self, attention: Any, call: AttentionCall, norms: tuple[FusedRMSNorm, FusedRMSNorm] | None) -> None:
+    def __init__(
+        self,
+        attention: Any,
+        call: AttentionCall,
+        norms: tuple[FusedRMSNorm, FusedRMSNorm] | None,
+        rotation: Rotation,
+    ) -> None:
         """`call` is any call that `attention` made: its shapes and constants are those of all its calls.
 
-        `norms` are those of queries and of keys, with one eps.
+        `norms` are those of queries and of keys, with one eps, each of a head or of all heads together.
         """
         super().__init__()
-        self.qkv_proj = _concatenated(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.o_proj = attention.o_proj
+        is_one = hasattr(attention, "qkv_proj")
+        self.names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")
+        """The layers of `attention` that are one here."""
+        self.qkv_proj = attention.qkv_proj if is_one else _concatenated(*(getattr(attention, n) for n in self.names))
+        self.o_proj, self.rotation = attention.o_proj, rotation
         self.q_norm: FusedRMSNorm | None
         self.k_norm: FusedRMSNorm | None
         self.q_norm, self.k_norm = (None, None) if norms is None else norms
@@ -102,11 +176,11 @@ class FusedAttention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
-        position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each, or half of that
+        position_embeddings: tuple[Tensor, Tensor],  # [1, T, columns] each
         **_: Any,
     ) -> tuple[Tensor | SegmentSums, None]:
         qkv = self.qkv_proj(hidden_states[0])
-        self._rotate(qkv, *whole_tables(position_embeddings, self.head_size))
+        self._rotate(qkv, *self.rotation.tables_of(position_embeddings))
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
         attended = attend(self.call.with_tensors(query, key, value))  # [T, num_heads, head_size]
@@ -116,66 +190,81 @@ class FusedAttention(nn.Module):
     def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
         norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
         eps = 0.0 if self.q_norm is None else self.q_norm.eps
-        torch.ops.twostep.rotate_heads(qkv, cos, sin, self.num_heads, self.num_kv_heads, *norms, eps)
+        heads = self.num_heads, self.num_kv_heads
+        torch.ops.twostep.rotate_heads(qkv, cos, sin, *heads, *norms, eps, self.rotation.in_pairs)
+
+    @property
+    def norms_each_head(self) -> bool:
+        """Whether no norm is that of all heads of a row together."""
+        return self.q_norm is None or self.q_norm.weight.numel() == self.head_size
+
+
+class LayerNorms(NamedTuple):
+    """The norms of a decoder layer, or their names: of what attention and MLP read, and of what they add."""
+
+    attention: Any | None
+    attended: Any | None
+    mlp: Any | None
+    added: Any | None
+
+
+class LayerForm(NamedTuple):
+    """What a decoder layer consists of, beside its attention and its MLP."""
+
+    names: LayerNorms
+    """Names of its norms."""
+    multiplier: float | None = None
+    """What attention and MLP are multiplied by before they are added."""
+    is_parallel: bool = False
+    """Whether the MLP reads what attention reads."""
 
 
 class FusedDecoderLayer(nn.Module):
-    """A decoder layer: attention and MLP, each after a norm, with residuals whose sum and norm are one pass."""
+    """A decoder layer: attention and MLP with residuals, whose sum and the norm that reads it are one pass."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, form: LayerForm) -> None:
         super().__init__()
-        self.input_layernorm, self.self_attn = layer.input_layernorm, layer.self_attn
-        self.post_attention_layernorm, self.mlp = layer.post_attention_layernorm, layer.mlp
+        self.form = form
+        for name in form.names:
+            if name is not None:
+                setattr(self, name, getattr(layer, name))
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.next_norm: FusedRMSNorm | None = None
+
+    @property
+    def norms(self) -> LayerNorms:
+        """The norms, None where the layer has none."""
+        return LayerNorms(*(None if name is None else getattr(self, name) for name in self.form.names))
 
     def lead_to(self, norm: FusedRMSNorm) -> None:
         """Has the layer do the work of the norm that is next to read what it returns along with its last sum, and add
-        the segments of products along with the sums behind them."""
+        the segments of products along with the sums behind them, unless a norm reads the products."""
         self.next_norm = norm
         for part in (self.self_attn, self.mlp):
-            if isinstance(part, FusedAttention | FusedMLP):
+            if isinstance(part, FusedAttention | FusedMLP) and self.form.names.added is None:
                 part.leaves_sum = True
 
-    @property
-    def mlp_norm(self) -> FusedRMSNorm:
-        """The norm of what the MLP reads."""
-        return cast(FusedRMSNorm, self.post_attention_layernorm)
-
-    @property
-    def added_norms(self) -> tuple[FusedRMSNorm | None, FusedRMSNorm | None]:
-        """The norms of what attention and the MLP add to the residual, if there are any."""
-        return None, None
-
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
-        norm_attended, norm_out = self.added_norms
-        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
-        attended = attended if norm_attended is None else norm_attended(attended)
-        residual, normed = self.mlp_norm.add_and_norm(hidden_states, attended)
-        out = self.mlp(normed)
+        norms = self.norms
+        read = hidden_states if norms.attention is None else norms.attention(hidden_states)
+        attended, _ = self.self_attn(hidden_states=read, **kwargs)
+        residual, normed = self._add_and_norm(hidden_states, self._finished(attended, norms.attended))
+        out = self.mlp(read if self.form.is_parallel else normed)
         out = out[0] if type(out) is tuple else out  # gpt-oss returns a router's scores, too
-        out = out if norm_out is None else norm_out(out)
+        out = self._finished(out, norms.added)
         return cast(Tensor, residual + out) if self.next_norm is None else self.next_norm.add_ahead(residual, out)
 
+    def _finished(self, added: Any, norm: Any | None) -> Any:
+        """Returns what is added to the residual."""
+        normed = added if norm is None else norm(added)
+        return normed if self.form.multiplier is None else normed * self.form.multiplier
 
-class FusedSandwichLayer(FusedDecoderLayer):
-    """A decoder layer that norms what attention and MLP read, and what they add, as Gemma 2 does."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__(layer)
-        self.pre_feedforward_layernorm = layer.pre_feedforward_layernorm
-        self.post_feedforward_layernorm = layer.post_feedforward_layernorm
-
-    def lead_to(self, norm: FusedRMSNorm) -> None:
-        """Has the layer do the work of the norm that is next; products are whole, since norms read them."""
-        self.next_norm = norm
-
-    @property
-    def mlp_norm(self) -> FusedRMSNorm:
-        return cast(FusedRMSNorm, self.pre_feedforward_layernorm)
-
-    @property
-    def added_norms(self) -> tuple[FusedRMSNorm, FusedRMSNorm]:
-        return self.post_attention_layernorm, self.post_feedforward_layernorm
+    def _add_and_norm(self, residual: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+        """Returns the sum, and what an MLP that reads it gets."""
+        if self.norms.mlp is not None and not self.form.is_parallel:
+            return cast("tuple[Tensor, Tensor]", self.norms.mlp.add_and_norm(residual, x))
+        total = residual + x
+        return total, total
 
 
 class FusedRotaryEmbedding(nn.Module):
@@ -189,14 +278,6 @@ class FusedRotaryEmbedding(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:  # [1, T] -> [1, T, head_size] each
         tables = torch.ops.twostep.rotary_tables(position_ids, self.inv_freq, self.scaling, x.dtype)
         return cast("tuple[Tensor, Tensor]", tables)
-
-
-def whole_tables(tables: tuple[Tensor, Tensor], head_size: int) -> tuple[Tensor, Tensor]:
-    """Returns cosines and sines [1, T, head_size], of tables that may have one of two equal halves, as gpt-oss's."""
-    cos, sin = tables
-    if 2 * cos.shape[-1] != head_size:
-        return tables
-    return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
 
 def _product(linear: nn.Module, rows: Tensor, in_segments: bool) -> Tensor | SegmentSums:
@@ -224,6 +305,15 @@ def _concatenated(*linears: nn.Linear) -> nn.Linear:
 def _interleaved(*linears: nn.Linear) -> nn.Linear:
     """Merges layers into one that has a block of each layer's output columns in turn, as the operator `gate` reads."""
     return _merged(linears, interleaved)
+
+
+def _in_turn(linear: nn.Linear) -> nn.Linear:
+    """Gives a layer whose first half of output columns is the gate the order that the operator `gate` reads."""
+    for name, rows in linear._parameters.items():
+        if rows is not None:
+            ordered = interleaved(torch.split(rows, len(rows) // 2))
+            linear._parameters[name] = nn.Parameter(ordered, requires_grad=False)
+    return linear
 
 
 def _merged(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:

@@ -17,10 +17,13 @@ from engine.model import code_fingerprint
 from engine.model.fused_modules import (
     FusedAttention,
     FusedDecoderLayer,
+    FusedLayerNorm,
     FusedMLP,
+    FusedNorm,
     FusedRMSNorm,
     FusedRotaryEmbedding,
-    FusedSandwichLayer,
+    LayerForm,
+    Rotation,
 )
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
@@ -33,15 +36,18 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
 
     It must be called before the linear layers are packed, since it merges some of them.
     """
+    on_cpu = model.device.type == "cpu"
     fuse_norms(model)
-    replace_modules(model, _fused_mlp)
-    replace_modules(model, lambda module: _fused_attention(module, calls))
-    replace_modules(model, _fused_layer)
+    replace_modules(model, lambda module: _fused_mlp(module, on_cpu))
+    replace_modules(model, lambda module: _fused_attention(module, calls, on_cpu))
+    replace_modules(model, lambda module: _fused_layer(module, on_cpu))
 
 
 def fuse_norms(model: PreTrainedModel) -> None:
     """Swaps the norms only: their sums have another order, while the other swaps change no bit of a result."""
     replace_modules(model, lambda module: _fused_norm(module, model.dtype))
+    if model.device.type == "cpu" and code_fingerprint.is_decoder(model.base_model):
+        replace_modules(model, lambda module: _fused_layer_norm(module, model.dtype))
 
 
 def fuse_between_layers(model: PreTrainedModel) -> None:
@@ -59,7 +65,8 @@ def fuse_between_layers(model: PreTrainedModel) -> None:
 
 
 def _fused_rotary(module: nn.Module) -> nn.Module | None:
-    return FusedRotaryEmbedding(module) if code_fingerprint.is_rotary_embedding(module) else None
+    has_tables = code_fingerprint.is_rotary_embedding(module) and not code_fingerprint.stays_wide(module)
+    return FusedRotaryEmbedding(module) if has_tables else None
 
 
 def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
@@ -76,15 +83,39 @@ def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
     return None
 
 
+def _fused_layer_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
+    has_bias = code_fingerprint.is_layer_norm(module)
+    if not has_bias and not code_fingerprint.is_unbiased_layer_norm(module):
+        return None
+    weight: Tensor = cast(Any, module).weight
+    bias: Tensor | None = cast(Any, module).bias if has_bias else None
+    if weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
+        return None
+    eps = float(cast(float, module.eps if has_bias else module.variance_epsilon))
+    return FusedLayerNorm(_fixed(weight.float()), None if bias is None else _fixed(bias.float()), eps)
+
+
 def _fixed(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.detach(), requires_grad=False)
 
 
-def _fused_mlp(module: nn.Module) -> nn.Module | None:
-    if not code_fingerprint.is_gated_mlp(module) or not _are_linear(module, "gate_proj", "up_proj", "down_proj"):
+def _fused_mlp(module: nn.Module, on_cpu: bool) -> nn.Module | None:
+    names = _names_of_mlp(module, on_cpu)
+    if names is None or not _are_linear(module, *names[:-1]):
         return None
-    activation = _activation_name(cast(nn.Module, module.act_fn))
+    activation = _activation_name(getattr(module, names[-1]))
     return None if activation is None else FusedMLP(module, activation)
+
+
+def _names_of_mlp(module: nn.Module, on_cpu: bool) -> tuple[str, ...] | None:
+    """Returns the names of a known MLP's linear layers and its activation."""
+    if code_fingerprint.is_plain_mlp(module):
+        return ("c_fc", "c_proj", "act") if on_cpu else None
+    if not code_fingerprint.is_gated_mlp(module):
+        return None
+    if hasattr(module, "gate_up_proj"):
+        return ("gate_up_proj", "down_proj", "activation_fn") if on_cpu else None
+    return "gate_proj", "up_proj", "down_proj", "act_fn"
 
 
 def _activation_name(module: nn.Module) -> str | None:
@@ -97,37 +128,56 @@ def _activation_name(module: nn.Module) -> str | None:
     return "gelu_tanh" if is_tanh else None
 
 
-def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall]) -> nn.Module | None:
+def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall], on_cpu: bool) -> nn.Module | None:
     has_norms = code_fingerprint.is_attention_with_norms(module)
-    norms = _head_norms(module) if has_norms else None
-    if norms is None and (has_norms or not code_fingerprint.is_attention(module)):
+    if not has_norms and not code_fingerprint.is_attention(module):
         return None
     call = next((call for call in calls if call.layer == module.layer_idx), None)
-    return FusedAttention(module, call, norms) if call is not None and _has_shape_of(module, call) else None
+    rotation = code_fingerprint.rotation_of(module)
+    if call is None or rotation is None or not _has_shape_of(module, call):
+        return None
+    norms = _head_norms(module, call) if has_norms else None
+    if (has_norms and norms is None) or not (on_cpu or _is_for_cuda(module, rotation)):
+        return None
+    return FusedAttention(module, call, norms, rotation)
 
 
-def _head_norms(attention: nn.Module) -> tuple[FusedRMSNorm, FusedRMSNorm] | None:
+def _is_for_cuda(attention: nn.Module, rotation: Rotation) -> bool:
+    """Whether the operators on CUDA do what the attention does between its products."""
+    is_whole = rotation.is_applied and not rotation.is_partial
+    return is_whole and not rotation.is_wide and not code_fingerprint.norms_all_heads(attention)
+
+
+def _head_norms(attention: nn.Module, call: AttentionCall) -> tuple[FusedRMSNorm, FusedRMSNorm] | None:
     query, key = attention.q_norm, attention.k_norm
-    is_fused = isinstance(query, FusedRMSNorm) and isinstance(key, FusedRMSNorm) and query.eps == key.eps
-    return cast("tuple[FusedRMSNorm, FusedRMSNorm]", (query, key)) if is_fused else None
+    if not isinstance(query, FusedRMSNorm) or not isinstance(key, FusedRMSNorm) or query.eps != key.eps:
+        return None
+    in_one = code_fingerprint.norms_all_heads(attention)
+    sizes = [part[0].numel() if in_one else part.shape[2] for part in (call.query, call.key)]
+    return (query, key) if sizes == [query.weight.numel(), key.weight.numel()] else None
 
 
 def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
     """Whether all heads have one even size, and the projections have as many output columns as the call's tensors."""
-    names = ("q_proj", "k_proj", "v_proj")
+    names = ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
     if not _are_linear(attention, *names, "o_proj") or len({part.shape[2] for part in call[:3]}) > 1:
         return False
     sizes = [cast(nn.Linear, getattr(attention, name)).out_features for name in names]
-    return call.query.shape[2] % 2 == 0 and sizes == [part[0].numel() for part in call[:3]]
+    columns = [part[0].numel() for part in call[:3]]
+    return call.query.shape[2] % 2 == 0 and sizes == (columns if len(names) == 3 else [sum(columns)])
 
 
-def _fused_layer(module: nn.Module) -> nn.Module | None:
-    kind, names = FusedDecoderLayer, ["input_layernorm", "post_attention_layernorm"]
-    if code_fingerprint.is_sandwich_layer(module):
-        kind, names = FusedSandwichLayer, [*names, "pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    elif not code_fingerprint.is_decoder_layer(module):
+def _fused_layer(module: nn.Module, on_cpu: bool) -> nn.Module | None:
+    form = code_fingerprint.form_of_layer(module)
+    if form is None or not (on_cpu or _is_form_for_cuda(form)):
         return None
-    return kind(module) if all(isinstance(getattr(module, name), FusedRMSNorm) for name in names) else None
+    norms = [getattr(module, name) for name in form.names if name is not None]
+    return FusedDecoderLayer(module, form) if all(isinstance(norm, FusedNorm) for norm in norms) else None
+
+
+def _is_form_for_cuda(form: LayerForm) -> bool:
+    has_norms_before = form.names.attention is not None and form.names.mlp is not None
+    return has_norms_before and form.multiplier is None and not form.is_parallel
 
 
 def _are_linear(module: nn.Module, *names: str) -> bool:

@@ -1,7 +1,8 @@
 """The forward pass as one call into C++ from token ids to the last hidden states, and then the head.
 
-`TransformersForward` is the plain path: the same operators in the same order, so the same bits. Only a layer's last sum
-is torch's there, which keeps subnormal numbers; here they may become zero, as they do in every matmul.
+`TransformersForward` is the plain path: the same operators in the same order, so the same bits. Only sums that no norm
+reads, a layer's last one among them, and products with a multiplier are torch's there, which keeps subnormal numbers;
+here they may become zero, as they do in every matmul.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,6 @@ class KernelForward:
     def __init__(self, parts: DecoderParts, cache: KVCache) -> None:
         self.parts = parts
         self._weight, self._bias, self._gather = parts.head.weight, parts.head.bias, parts.head.after
-        self._softcap = parts.logits_softcap
         decoder = parts.bound(cache)
         self.linears: list[Any] = decoder.linears()
         """The layers to which adapters may add: see `engine/kernels/layers/decoder.cpp`."""
@@ -58,4 +58,7 @@ class KernelForward:
     def _head(self, hidden: Tensor) -> Tensor:  # [T, H] -> [T, vocab_size]
         logits = self._weight.multiply(hidden, self._bias)
         logits = logits if self._gather is None else self._gather.run(logits)
-        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+        softcap, factor, divisor = self.parts.logits_softcap, self.parts.logits_factor, self.parts.logits_divisor
+        logits = logits if softcap is None else torch.tanh(logits / softcap) * softcap
+        logits = logits if factor is None else logits * factor
+        return logits if divisor is None else logits / divisor

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from engine.attention.registry import attend
 from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MlpParts, NormParts, linear_parts
-from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm, whole_tables
+from engine.model.fused_modules import (
+    FusedAttention,
+    FusedDecoderLayer,
+    FusedMLP,
+    FusedNorm,
+    FusedRMSNorm,
+    LayerNorms,
+    Rotation,
+)
 from engine.model.mixture import is_known_mixture, mixture_parts, router_weight
 from engine.weights.adapters import are_rows_adapted
 from engine.weights.gathered_weight import own_part
@@ -42,6 +50,10 @@ class KernelDecoderLayer(nn.Module):
         return self._call.layer
 
     @property
+    def rotation(self) -> Rotation:
+        return cast(FusedAttention, self.layer.self_attn).rotation
+
+    @property
     def weights_after_attention(self) -> list[PackedWeight]:
         """Packed weights of the output projection and the MLP or router, which keys and values do not depend on."""
         attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.mlp
@@ -57,12 +69,12 @@ class KernelDecoderLayer(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
-        position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each, or half of that
+        position_embeddings: tuple[Tensor, Tensor],  # [1, T, columns] each
         **_: Any,
     ) -> Tensor:
         if are_rows_adapted():
             return cast(Tensor, self.layer(hidden_states, position_embeddings=position_embeddings))
-        tables = whole_tables(position_embeddings, cast(FusedAttention, self.layer.self_attn).head_size)
+        tables = self.rotation.tables_of(position_embeddings)
         query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *tables)
         attended = attend(self._call.with_tensors(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
@@ -92,33 +104,39 @@ def _is_known_weight(packed: PackedWeight) -> bool:
 
 def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
     attention, mlp = cast(FusedAttention, layer.self_attn), layer.mlp
-    query_norm, key_norm = map(_optional_norm_parts, (attention.q_norm, attention.k_norm))
+    norms = LayerNorms(*map(_optional_norm_parts, layer.norms))
     attention_parts = AttentionParts(
-        norm_parts(layer.input_layernorm),
-        query_norm,
-        key_norm,
+        norms.attention,
+        _optional_norm_parts(attention.q_norm),
+        _optional_norm_parts(attention.k_norm),
         _linear(attention.qkv_proj),
         _linear(attention.o_proj),
         attention.num_heads,
         attention.num_kv_heads,
         attention.call.layer,
         attention.call.params,
+        attention.rotation.in_pairs,
+        attention.names,
     )
     feed_forward = _mlp(mlp) if isinstance(mlp, FusedMLP) else mixture_parts(mlp)
-    attention_norm, mlp_norm = map(_optional_norm_parts, layer.added_norms)
-    return LayerParts(attention_parts, norm_parts(layer.mlp_norm), feed_forward, attention_norm, mlp_norm)
+    added = norms.attended, norms.added, layer.form.multiplier
+    return LayerParts(attention_parts, norms.mlp, feed_forward, *added, layer.form.is_parallel)
 
 
 def _mlp(mlp: FusedMLP) -> MlpParts:
-    return MlpParts(_linear(mlp.gate_up_proj), _linear(mlp.down_proj), mlp.activation)
+    linears, names = (_linear(mlp.gate_up_proj), _linear(mlp.down_proj)), (mlp.names, mlp.down_name)
+    return MlpParts(*linears, mlp.activation, mlp.is_gated, *names)
 
 
-def norm_parts(norm: FusedRMSNorm) -> NormParts:
+def norm_parts(norm: FusedNorm) -> NormParts:
     """Returns the parts of a norm."""
-    return NormParts(norm.weight.detach(), norm.eps)
+    weight = norm.weight.detach()
+    if isinstance(norm, FusedRMSNorm):
+        return NormParts(weight, norm.eps)
+    return NormParts(weight, norm.eps, True, None if norm.bias is None else norm.bias.detach())
 
 
-def _optional_norm_parts(norm: FusedRMSNorm | None) -> NormParts | None:
+def _optional_norm_parts(norm: FusedNorm | None) -> NormParts | None:
     return None if norm is None else norm_parts(norm)
 
 

@@ -59,9 +59,9 @@ def cut_modules(module: PreTrainedModel, group: RankGroup) -> dict[nn.Module, Cu
         return cuts
     _cut_embedding(module, group)
     for each in module.modules():
-        if isinstance(each, FusedAttention) and each.call.params.sinks is None:
+        if isinstance(each, FusedAttention) and each.call.params.sinks is None and each.norms_each_head:
             cuts |= _cut_attention(each, group)
-        elif isinstance(each, FusedMLP):
+        elif isinstance(each, FusedMLP) and each.is_gated:
             cuts |= _cut_mlp(each, group)
     return cuts
 

@@ -21,7 +21,20 @@ from tests.engine.tiny_models import VOCAB_SIZE, WIDE, load_reference, load_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GOLDEN = ("llama", "qwen2", "qwen3", "mixtral", "gemma3", "gpt2", "phi3", "deepseek_v3", "qwen3_5", "lfm2", WIDE)
+GOLDEN = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "gemma3",
+    "gpt2",
+    "phi3",
+    "starcoder2",
+    "deepseek_v3",
+    "qwen3_5",
+    "lfm2",
+    WIDE,
+)
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"rank": 4},
     "rank-stabilized": {"rank": 3, "use_rslora": True, "lora_alpha": 2},

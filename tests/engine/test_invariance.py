@@ -24,7 +24,17 @@ from tests.engine.tiny_models import VOCAB_SIZE, WIDE, WITH_STATES, tiny_engine
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = ("float32", "bfloat16")
-ARCHITECTURES = ("llama", "gemma3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3", *sorted(WITH_STATES))
+ARCHITECTURES = (
+    "llama",
+    "gemma3",
+    "gpt2",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v3",
+    "olmo3",
+    "cohere2",
+    *sorted(WITH_STATES),
+)
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 11}
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

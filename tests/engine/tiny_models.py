@@ -50,6 +50,8 @@ COMMON: dict[str, Any] = {
 }
 _WINDOW = {"sliding_window": 12}
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], **_WINDOW}
 _GPT = {"num_key_value_heads": 4}
 
 # name -> (config class, its own settings)
@@ -89,7 +91,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "opt": ("OPTConfig", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "olmo2": ("Olmo2Config", {}),
-    "granite": ("GraniteConfig", {}),
+    "granite": (
+        "GraniteConfig",
+        {
+            **{"embedding_multiplier": 3.3, "attention_multiplier": 0.3},
+            **{"residual_multiplier": 0.7, "logits_scaling": 3.0},
+        },
+    ),
     "cohere": ("CohereConfig", {}),
     "stablelm": ("StableLmConfig", {}),
     "smollm3": ("SmolLM3Config", {}),
@@ -128,6 +136,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"mamba_d_state": 6, "mamba_dt_rank": 5, "num_experts": 4, "num_experts_per_tok": 2},
         },
     ),
+    "smollm3_nope": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
+    "phi3_partial": ("Phi3Config", {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}, **_WINDOW}),
+    "seed_oss": ("SeedOssConfig", {"head_dim": 12}),
+    "olmo3": ("Olmo3Config", _TWO_WINDOWS),
+    "exaone4": ("Exaone4Config", _TWO_WINDOWS),
+    "glm": ("GlmConfig", {"head_dim": 12}),
+    "glm4": ("Glm4Config", {"head_dim": 16}),
+    "ernie4_5": ("Ernie4_5Config", {"use_bias": True}),
+    "cohere2": ("Cohere2Config", {"logit_scale": 0.3, **_TWO_WINDOWS}),
 }
 WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba"})
 """Those with recurrent states, which allow for no draft model made of their own weights."""

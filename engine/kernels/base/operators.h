@@ -46,14 +46,27 @@ at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers);
 constexpr int64_t kGateBlock = 16;
 at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& out = {});
 
+// x and residual [..., H] -> their sum.
+at::Tensor add_rows(const at::Tensor& residual, const at::Tensor& x, const Buffer& out = {});
+
+// Multiplies x by a number, in its place.
+void scale_rows(const at::Tensor& x, double factor);
+
+// The norm of rows without their mean; weight and bias [H] are in float32.
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps,
+                      const Buffer& out = {});
+
 // A weight of the rows' dtype multiplies what was rounded to it, one in float32 what was not.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const Buffer& out = {});
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const at::Tensor& x,
                                                 const at::Tensor& weight, double eps, const Buffer& sum = {},
                                                 const Buffer& normed = {});
+
+// Tables of the rows' dtype make products that are rounded to it, those in float32 sums that are. They may be narrower
+// than heads, whose last columns then stay. A norm's weight is that of a head, or of all heads of a row together.
 void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
-                  const std::optional<at::Tensor>& key_norm, double eps);
+                  const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs = false);
 
 // query [T, num_heads, head_size] -> [T, num_heads * value_size]
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,

@@ -23,6 +23,7 @@ inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) 
   TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < rows; }),
               "a row's number is out of range");
   at::Tensor out = at::empty({which.numel(), from.size(1)}, from.options());
+  if (row_bytes == 0) return out;
   const auto* source = static_cast<const char*>(from.const_data_ptr());
   auto* target = static_cast<char*>(out.mutable_data_ptr());
   constexpr int64_t kGrainBytes = 1 << 16;

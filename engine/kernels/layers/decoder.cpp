@@ -23,15 +23,17 @@ namespace twostep {
 namespace {
 
 struct BeforeAttention : torch::CustomClassHolder {
-  Ref<Norm> input_norm;
-  std::optional<Ref<Norm>> query_norm, key_norm;
+  OptionalNorm input_norm, query_norm, key_norm;
   Ref<Linear> qkv;
   int64_t num_heads, num_kv_heads;
+  bool in_pairs;  // whether neighbours are rotated
 
-  BeforeAttention(Ref<Norm> input_norm, std::optional<Ref<Norm>> query_norm, std::optional<Ref<Norm>> key_norm,
-                  Ref<Linear> qkv, int64_t num_heads, int64_t num_kv_heads)
+  BeforeAttention(OptionalNorm input_norm, OptionalNorm query_norm, OptionalNorm key_norm, Ref<Linear> qkv,
+                  int64_t num_heads, int64_t num_kv_heads, bool in_pairs)
       : input_norm(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
-        qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads) {}
+        qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads), in_pairs(in_pairs) {}
+
+  at::Tensor normed(const at::Tensor& x) const { return input_norm ? (**input_norm)(x) : x; }
 
   // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated
   Heads project(const at::Tensor& normed, const at::Tensor& cos, const at::Tensor& sin, Workspace& work,
@@ -39,54 +41,68 @@ struct BeforeAttention : torch::CustomClassHolder {
     const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
     at::Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
     rotate_heads(all, cos, sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
-                 query_norm ? (*query_norm)->eps : 0.0);
+                 query_norm ? (*query_norm)->eps : 0.0, in_pairs);
     return work.heads_of(all, num_heads, num_kv_heads);
   }
 };
 
-using OptionalNorm = std::optional<Ref<Norm>>;
-
 struct AfterAttention : torch::CustomClassHolder {
   Ref<Linear> attention_out;
-  Ref<Norm> norm;
+  OptionalNorm norm;
   Ref<FeedForward> feed_forward;
   OptionalNorm attention_norm, feed_forward_norm;  // of what either adds to the residual
+  std::optional<double> multiplier;                // of that
+  bool is_parallel;                                // whether the MLP reads the norm of what attention does, too
 
-  AfterAttention(Ref<Linear> attention_out, Ref<Norm> norm, Ref<FeedForward> feed_forward, OptionalNorm attention_norm,
-                 OptionalNorm feed_forward_norm)
+  AfterAttention(Ref<Linear> attention_out, OptionalNorm norm, Ref<FeedForward> feed_forward,
+                 OptionalNorm attention_norm, OptionalNorm feed_forward_norm, std::optional<double> multiplier,
+                 bool is_parallel)
       : attention_out(std::move(attention_out)), norm(std::move(norm)), feed_forward(std::move(feed_forward)),
-        attention_norm(std::move(attention_norm)), feed_forward_norm(std::move(feed_forward_norm)) {}
+        attention_norm(std::move(attention_norm)), feed_forward_norm(std::move(feed_forward_norm)),
+        multiplier(multiplier), is_parallel(is_parallel) {}
 
   // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended, Workspace& work,
                                                 const AdapterRows& rows) const {
     const at::Tensor projected =
-        normed_by(attention_norm, (*attention_out)(attended, work.added, Activation::kNone, rows));
-    const auto [residual, normed] = norm->add_and_norm(x, projected, work.residual, work.normed);
-    return {residual, normed_by(feed_forward_norm, (*feed_forward)(normed, work, rows))};
+        finished(attention_norm, (*attention_out)(attended, work.added, Activation::kNone, rows));
+    at::Tensor residual, normed;
+    if (is_parallel) {
+      normed = (**norm)(x, work.normed);
+      residual = add_rows(x, projected, work.residual);
+    } else {
+      std::tie(residual, normed) = add_and_norm(norm, x, projected, work.residual, work.normed);
+    }
+    return {residual, finished(feed_forward_norm, (*feed_forward)(normed, work, rows))};
   }
 
  private:
-  static at::Tensor normed_by(const OptionalNorm& norm, const at::Tensor& rows) {
-    return norm ? (*norm)->in_place(rows) : rows;
+  // Makes of a product what is added to the residual, in its place.
+  at::Tensor finished(const OptionalNorm& norm, const at::Tensor& rows) const {
+    const at::Tensor normed = norm ? (*norm)->in_place(rows) : rows;
+    if (multiplier) scale_rows(normed, *multiplier);
+    return normed;
   }
 };
 
 // A layer's feed-forward part is an MLP or a mixture: one of both.
-Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, Ref<Norm> norm, std::optional<Ref<Mlp>> mlp,
+Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, OptionalNorm norm, std::optional<Ref<Mlp>> mlp,
                                        std::optional<Ref<Mixture>> mixture, OptionalNorm attention_norm,
-                                       OptionalNorm feed_forward_norm) {
+                                       OptionalNorm feed_forward_norm, std::optional<double> multiplier,
+                                       bool is_parallel) {
   TORCH_CHECK(mlp.has_value() != mixture.has_value(), "a layer has an MLP or a mixture");
+  TORCH_CHECK(norm || !is_parallel, "a layer whose parts are parallel has a norm");
   const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);
   return c10::make_intrusive<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward,
-                                             std::move(attention_norm), std::move(feed_forward_norm));
+                                             std::move(attention_norm), std::move(feed_forward_norm), multiplier,
+                                             is_parallel);
 }
 
 // x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
 std::tuple<at::Tensor, at::Tensor, at::Tensor> before_attention(const Ref<BeforeAttention>& layer, const at::Tensor& x,
                                                                 const at::Tensor& cos, const at::Tensor& sin) {
   Workspace work;
-  const Heads heads = layer->project((*layer->input_norm)(x[0]), cos, sin, work, {});
+  const Heads heads = layer->project(layer->normed(x[0]), cos, sin, work, {});
   return {heads.query, heads.key, heads.value};
 }
 
@@ -115,6 +131,22 @@ struct Layer : torch::CustomClassHolder {
         rotation(static_cast<size_t>(rotation)) {}
 };
 
+// The angles of a rotary embedding: frequencies [up to half a head], and a factor of the tables.
+struct Rotation : torch::CustomClassHolder {
+  at::Tensor frequencies;
+  double scaling;
+  bool is_rounded;  // whether tables are rounded to the rows' dtype
+  bool is_wide;     // whether they are in float32 then
+
+  Rotation(at::Tensor frequencies, double scaling, bool is_rounded, bool is_wide)
+      : frequencies(std::move(frequencies)), scaling(scaling), is_rounded(is_rounded), is_wide(is_wide) {}
+
+  Rotations of(at::ScalarType dtype) const {
+    return Rotations(frequencies, scaling, is_rounded ? std::optional(dtype) : std::nullopt,
+                     is_wide ? at::kFloat : dtype);
+  }
+};
+
 struct Decoder : torch::CustomClassHolder {
   at::Tensor embedding;  // [N, H], or packed in blocks
   ranks::OptionalGather embedding_columns;
@@ -124,17 +156,13 @@ struct Decoder : torch::CustomClassHolder {
   Ref<Norm> last_norm;
   Workspace work;  // reused by short steps, where allocations would count; not thread-safe
 
-  // A rank may have some of the embedding's columns, which are gathered. A rotation has frequencies and a factor.
+  // A rank may have some of the embedding's columns, which are gathered.
   Decoder(at::Tensor embedding, ranks::OptionalGather embedding_columns, std::optional<double> embedding_scale,
-          const std::vector<at::Tensor>& frequencies, const std::vector<double>& rotation_scalings,
-          std::vector<Ref<Layer>> layers, Ref<Norm> last_norm)
+          const std::vector<Ref<Rotation>>& rotations, std::vector<Ref<Layer>> layers, Ref<Norm> last_norm)
       : embedding(embedding), embedding_columns(std::move(embedding_columns)), embedding_scale(embedding_scale),
         layers(std::move(layers)), last_norm(std::move(last_norm)) {
     const at::ScalarType dtype = is_in_blocks() ? at::kFloat : embedding.scalar_type();
-    TORCH_CHECK(frequencies.size() == rotation_scalings.size(), "each rotation has its frequencies and a factor");
-    for (size_t i = 0; i < frequencies.size(); ++i) {
-      rotations.emplace_back(frequencies[i], rotation_scalings[i], dtype);
-    }
+    for (const auto& each : rotations) this->rotations.push_back(each->of(dtype));
     for (const auto& layer : this->layers) {
       TORCH_CHECK(layer->rotation < rotations.size(), "a layer takes one of ", rotations.size(), " rotations");
     }
@@ -146,7 +174,8 @@ struct Decoder : torch::CustomClassHolder {
   at::Tensor embed(const at::Tensor& token_ids) const {
     at::Tensor rows = is_in_blocks() ? take_block_rows(embedding, token_ids) : take_rows(embedding, token_ids);
     if (embedding_columns) rows = (**embedding_columns)(rows, {});
-    return embedding_scale ? rows.mul_(*embedding_scale) : rows;
+    if (embedding_scale) scale_rows(rows, *embedding_scale);
+    return rows;
   }
 
   // The linear layers to which adapters may add, in order: each layer's query, key and value, its attention's output,
@@ -161,8 +190,8 @@ struct Decoder : torch::CustomClassHolder {
     return all;
   }
 
-  const Norm& norm_before(size_t layer) const {
-    return layer < layers.size() ? *layers[layer]->before->input_norm : *last_norm;
+  OptionalNorm norm_before(size_t layer) const {
+    return layer < layers.size() ? layers[layer]->before->input_norm : OptionalNorm(last_norm);
   }
 };
 
@@ -204,7 +233,9 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
   AdapterRows rows(adapters);
   Workspace work_of_many, &work = token_ids.numel() <= kFewTokens ? decoder->work : work_of_many;
   const Buffer returned;
-  at::Tensor x = decoder->embed(token_ids), normed = decoder->norm_before(0)(x);
+  at::Tensor x = decoder->embed(token_ids);
+  const OptionalNorm first_norm = decoder->norm_before(0);
+  at::Tensor normed = first_norm ? (**first_norm)(x) : x;
   std::vector<at::Tensor> inputs;
   for (size_t i = 0; i < num_layers; ++i) {
     const Layer& layer = *decoder->layers[i];
@@ -225,8 +256,8 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
                         sequences.context_lens, layer.scaling, layer.sliding_window, layer.softcap, layer.sinks,
                         work.attended);
     const auto [residual, added] = (*layer.after)(x, attended, work, rows);
-    std::tie(x, normed) =
-        decoder->norm_before(i + 1).add_and_norm(residual, added, work.residual, is_last ? returned : work.normed);
+    std::tie(x, normed) = add_and_norm(decoder->norm_before(i + 1), residual, added, work.residual,
+                                       is_last ? returned : work.normed);
   }
   return {normed, inputs.empty() ? OptionalTensor() : at::cat(inputs, 1)};
 }
@@ -242,19 +273,20 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       .def(torch::init<at::Tensor, OptionalTensor, int64_t, int64_t, ranks::OptionalGather, ranks::OptionalGather>())
       .def("adapt", &Linear::adapt)
       .def("release", &Linear::release);
-  library.class_<Norm>("Norm").def(torch::init<at::Tensor, double>());
+  library.class_<Norm>("Norm").def(torch::init<at::Tensor, double, bool, OptionalTensor>());
   library.class_<BeforeAttention>("BeforeAttention")
-      .def(torch::init<Ref<Norm>, std::optional<Ref<Norm>>, std::optional<Ref<Norm>>, Ref<Linear>, int64_t, int64_t>());
-  library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string>());
+      .def(torch::init<OptionalNorm, OptionalNorm, OptionalNorm, Ref<Linear>, int64_t, int64_t, bool>());
+  library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string, bool>());
   library.class_<Router>("Router").def(torch::init<Ref<Linear>, int64_t, bool, bool, bool>());
   library.class_<Mixture>("Mixture").def(torch::init<Ref<Router>, Ref<moe::Experts>>());
   library.class_<AfterAttention>("AfterAttention").def(torch::init(&after_attention_of));
   library.class_<Layer>("Layer").def(
       torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, double, std::optional<int64_t>,
                   std::optional<double>, OptionalTensor, int64_t>());
+  library.class_<Rotation>("Rotation").def(torch::init<at::Tensor, double, bool, bool>());
   library.class_<Decoder>("Decoder")
-      .def(torch::init<at::Tensor, ranks::OptionalGather, std::optional<double>, std::vector<at::Tensor>,
-                       std::vector<double>, std::vector<Ref<Layer>>, Ref<Norm>>())
+      .def(torch::init<at::Tensor, ranks::OptionalGather, std::optional<double>, std::vector<Ref<Rotation>>,
+                       std::vector<Ref<Layer>>, Ref<Norm>>())
       .def("linears", [](const Ref<Decoder>& decoder) { return decoder->linears(); })
       .def("run", &run_decoder);
   library.def("before_attention", &before_attention);

@@ -1,4 +1,4 @@
-// What follows a layer's attention: an MLP, or a mixture of experts.
+// What follows a layer's attention: an MLP, gated or not, or a mixture of experts.
 
 #pragma once
 
@@ -30,11 +30,13 @@ struct FeedForward : torch::CustomClassHolder {
 constexpr int64_t kGatedTokens = 1024;
 
 struct Mlp : FeedForward {
-  Ref<Linear> gate_up, down;
+  Ref<Linear> gate_up, down;  // the former without a gate, if there is none
   Activation activation;
+  bool is_gated;
 
-  Mlp(Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation)
-      : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation_named(activation)) {}
+  Mlp(Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation, bool is_gated)
+      : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation_named(activation)),
+        is_gated(is_gated) {}
 
   at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const override {
     if (normed.size(0) <= kGatedTokens) return project(normed, work.gated, work.added, rows);
@@ -48,7 +50,13 @@ struct Mlp : FeedForward {
   }
 
   at::Tensor project(const at::Tensor& normed, const Buffer& gated, const Buffer& out, const AdapterRows& rows) const {
-    return (*down)((*gate_up)(normed, gated, activation, rows), out, Activation::kNone, rows);
+    return (*down)(activated(normed, gated, rows), out, Activation::kNone, rows);
+  }
+
+  at::Tensor activated(const at::Tensor& normed, const Buffer& gated, const AdapterRows& rows) const {
+    if (is_gated) return (*gate_up)(normed, gated, activation, rows);
+    at::Tensor up = (*gate_up)(normed, gated, Activation::kNone, rows);
+    return activation == Activation::kSilu ? at::silu_(up) : at::gelu_(up, "tanh");  // those of elementwise.cpp
   }
 
   std::vector<Ref<Linear>> linears() const override { return {gate_up, down}; }

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "base/operators.h"
 #include "base/rows.h"
@@ -55,16 +56,55 @@ void add(const Element* a, const Element* b, int64_t size, Element* to) {
   });
 }
 
-// Rotates a head in place: of each pair (x[i], x[i + half]), by the angle of that i.
+// (x - mean) / sqrt(mean((x - mean)**2) + eps) * weight + bias, rounded once.
 template <class Element>
-void rotate(Element* head, const Element* cos, const Element* sin, int64_t half) {
+void normalize_centered(const Element* x, const float* weight, const float* bias, int64_t size, float eps,
+                        Element* to) {
+  Vec sums{}, squares{};
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE { sums = sums + load_upto(x + i, count); });
+  const Vec mean = broadcast(fold_add(sums) / float(size));
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    Vec v = load_upto(x + i, count) - mean;
+    if (count < kLanes) {  // what is behind a row's end adds nothing
+      alignas(64) float values[kLanes];
+      store(values, v);
+      v = load_upto(values, count);
+    }
+    squares = squares + v * v;
+  });
+  const Vec factor = broadcast(1.0f / std::sqrt(fold_add(squares) / float(size) + eps));
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    const Vec scaled = (load_upto(x + i, count) - mean) * factor * load_upto(weight + i, count);
+    store_upto(to + i, count, bias ? scaled + load_upto(bias + i, count) : scaled);
+  });
+}
+
+// Rotates the first 2 * half columns of a head in place: of each pair (x[i], x[i + half]), by the angle of that i.
+template <class Element, class Table>
+void rotate(Element* head, const Table* cos, const Table* sin, int64_t half) {
   for_each_vector(half, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
-    const auto rounded = [&](Vec v) { return rounded_to(v, head); };
+    const auto rounded = [&](Vec v) { return rounded_to(v, cos); };
     const Vec low = load_upto(head + i, count), high = load_upto(head + half + i, count);
     const Vec from_high = rounded(Vec{} - high * load_upto(sin + i, count));
     const Vec from_low = rounded(low * load_upto(sin + half + i, count));
     store_upto(head + i, count, rounded(low * load_upto(cos + i, count)) + from_high);
     store_upto(head + half + i, count, rounded(high * load_upto(cos + half + i, count)) + from_low);
+  });
+}
+
+// Does so with neighbours: of each pair (x[2 * i], x[2 * i + 1]), by the angle of that i.
+template <class Element, class Table>
+void rotate_pairs(Element* head, const Table* cos, const Table* sin, int64_t half) {
+  for_each_vector(half, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    Element apart[2 * kLanes];
+    Table cosines[2 * kLanes], sines[2 * kLanes];
+    Element* pairs = head + 2 * i;
+    for (int64_t j = 0; j < count; ++j) {
+      apart[j] = pairs[2 * j], apart[count + j] = pairs[2 * j + 1];
+      cosines[j] = cosines[count + j] = cos[i + j], sines[j] = sines[count + j] = sin[i + j];
+    }
+    rotate(apart, cosines, sines, count);
+    for (int64_t j = 0; j < count; ++j) pairs[2 * j] = apart[j], pairs[2 * j + 1] = apart[count + j];
   });
 }
 
@@ -92,6 +132,19 @@ void check_weight(const at::Tensor& weight, const at::Tensor& like, int64_t size
   TORCH_CHECK(has_dtype && weight.is_contiguous() && weight.numel() == size,
               "a norm's weight must be contiguous, of the rows' dtype or float32, with ", size, " elements");
   TORCH_CHECK(size > 0, "rows of a norm must not be empty");
+}
+
+void check_rotation(const at::Tensor& angles, const at::Tensor& qkv, int64_t rows, int64_t head_size) {
+  const int64_t width = angles.size(-1);
+  const bool has_dtype = angles.scalar_type() == qkv.scalar_type() || angles.scalar_type() == at::kFloat;
+  TORCH_CHECK(has_dtype && angles.is_contiguous(), "cos and sin must be contiguous, of the rows' dtype or float32");
+  TORCH_CHECK(width % 2 == 0 && width <= head_size, "cos and sin have ", head_size, " columns at most, an even number");
+  TORCH_CHECK(angles.numel() == rows * width, "every row has its angles");
+}
+
+// Heads whose norm is that of a whole row count as one.
+int64_t normed_heads(const at::Tensor& weight, int64_t num_heads, int64_t head_size) {
+  return weight.numel() == head_size ? num_heads : 1;
 }
 
 void check_fits(const at::Tensor& tensor, const at::Tensor& like, int64_t size, const char* name) {
@@ -137,35 +190,95 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, cons
   return {sum, out};
 }
 
+at::Tensor add_rows(const at::Tensor& residual, const at::Tensor& x, const Buffer& buffer) {
+  const at::Tensor left = residual.contiguous(), right = x.contiguous();
+  const int64_t size = left.size(-1);
+  TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
+  check_fits(right, left, size, "x");
+  const at::Tensor& out = buffer.get(left.sizes(), left);
+  with_element_of(left, [&]<class Element>(Element*) {
+    const auto *a = left.const_data_ptr<Element>(), *b = right.const_data_ptr<Element>();
+    auto* to = out.mutable_data_ptr<Element>();
+    for_each_row(left.numel() / std::max<int64_t>(1, size), size,
+                 [&](int64_t row) { add(a + row * size, b + row * size, size, to + row * size); });
+  });
+  return out;
+}
+
+void scale_rows(const at::Tensor& x, double factor) {
+  TORCH_CHECK(x.is_contiguous(), "rows that are scaled must be contiguous");
+  const int64_t size = x.size(-1);
+  const Vec factors = broadcast(float(factor));
+  with_element_of(x, [&]<class Element>(Element*) {
+    auto* data = x.mutable_data_ptr<Element>();
+    for_each_row(x.numel() / std::max<int64_t>(1, size), size, [&](int64_t row) {
+      Element* at = data + row * size;
+      for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+        store_upto(at + i, count, load_upto(at + i, count) * factors);
+      });
+    });
+  });
+}
+
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps,
+                      const Buffer& buffer) {
+  const at::Tensor rows = x.contiguous();
+  const int64_t size = rows.size(-1);
+  for (const at::Tensor& each : {weight, bias.value_or(weight)}) {
+    check_weight(each, rows, size);
+    TORCH_CHECK(each.scalar_type() == at::kFloat, "weight and bias of a layer norm are in float32");
+  }
+  const at::Tensor& out = buffer.get(rows.sizes(), rows);
+  with_element_of(rows, [&]<class Element>(Element*) {
+    const auto* from = rows.const_data_ptr<Element>();
+    const auto* scale = weight.const_data_ptr<float>();
+    const float* shift = bias ? bias->const_data_ptr<float>() : nullptr;
+    auto* to = out.mutable_data_ptr<Element>();
+    for_each_row(rows.numel() / size, size, [&](int64_t row) {
+      normalize_centered(from + row * size, scale, shift, size, float(eps), to + row * size);
+    });
+  });
+  return out;
+}
+
 void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
-                  const std::optional<at::Tensor>& key_norm, double eps) {
+                  const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs) {
   TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous(), "heads lie in the columns of a contiguous matrix");
   TORCH_CHECK(num_heads > 0 && num_kv_heads > 0, "there must be heads");
   const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
-  const int64_t size = width / all_heads;
+  const int64_t size = width / all_heads, turned = cos.size(-1);
   TORCH_CHECK(size * all_heads == width && size % 2 == 0, "rows of ", width, " are not ", all_heads, " even heads");
-  for (const at::Tensor& angles : {cos, sin}) {
-    check_fits(angles, qkv, size, "cos and sin");
-    TORCH_CHECK(angles.numel() == rows * size, "every row has its angles");
-  }
-  for (const auto& norm : {query_norm, key_norm}) {
-    if (norm.has_value()) check_weight(*norm, qkv, size);
+  for (const at::Tensor& angles : {cos, sin}) check_rotation(angles, qkv, rows, size);
+  TORCH_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type(), "cos and sin differ");
+  const auto norms = {std::pair{query_norm, num_heads}, std::pair{key_norm, num_kv_heads}};
+  for (const auto& [norm, heads] : norms) {
+    if (norm) check_weight(*norm, qkv, heads / normed_heads(*norm, heads, size) * size);
   }
   const bool have_one_dtype = !query_norm || !key_norm || query_norm->scalar_type() == key_norm->scalar_type();
   TORCH_CHECK(have_one_dtype, "the norms of queries and keys have weights of one dtype");
   const at::Tensor& any_norm = query_norm ? *query_norm : key_norm ? *key_norm : qkv;
-  with_elements_of(qkv, any_norm, [&]<class Element, class Weight>(Element*, Weight*) {
-    const auto weight_of = [](const auto& norm) { return norm ? norm->template const_data_ptr<Weight>() : nullptr; };
-    const Weight *query_weight = weight_of(query_norm), *key_weight = weight_of(key_norm);
-    const auto *cosines = cos.const_data_ptr<Element>(), *sines = sin.const_data_ptr<Element>();
+  const auto normalize_heads = [&](int64_t row) {
+    with_elements_of(qkv, any_norm, [&]<class Element, class Weight>(Element*, Weight*) {
+      auto* first = qkv.mutable_data_ptr<Element>() + row * width;
+      for (const auto& [norm, heads] : norms) {
+        const int64_t count = norm ? normed_heads(*norm, heads, size) : 0, each = count ? heads / count * size : 0;
+        for (int64_t head = 0; head < count; ++head) {
+          Element* at = first + head * each;
+          normalize(at, norm->template const_data_ptr<Weight>(), each, float(eps), at);
+        }
+        first += heads * size;
+      }
+    });
+  };
+  with_elements_of(qkv, cos, [&]<class Element, class Table>(Element*, Table*) {
+    const auto *cosines = cos.const_data_ptr<Table>(), *sines = sin.const_data_ptr<Table>();
     auto* data = qkv.mutable_data_ptr<Element>();
+    const auto turn = in_pairs ? &rotate_pairs<Element, Table> : &rotate<Element, Table>;
     for_each_row(rows, width, [&](int64_t row) {
-      for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
-        Element* at = data + row * width + head * size;
-        const Weight* weight = head < num_heads ? query_weight : key_weight;
-        if (weight) normalize(at, weight, size, float(eps), at);
-        rotate(at, cosines + row * size, sines + row * size, size / 2);
+      if (query_norm || key_norm) normalize_heads(row);
+      for (int64_t head = 0; turned > 0 && head < num_heads + num_kv_heads; ++head) {
+        turn(data + row * width + head * size, cosines + row * turned, sines + row * turned, turned / 2);
       }
     });
   });
@@ -194,11 +307,13 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   // -> residual + x, and its norm
   library.def("add_rms_norm(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  // x [..., H], weight and bias [H] in float32 -> [..., H]
+  library.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor");
   // qkv [T, (num_heads + 2 * num_kv_heads) * head_size]: norms, where given, and rotates queries and keys in place;
-  // cos and sin [..., T, head_size]
+  // cos and sin [..., T, up to head_size], of the same dtype or float32
   library.def(
       "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
-      "Tensor? key_norm, float eps) -> ()");
+      "Tensor? key_norm, float eps, bool in_pairs=False) -> ()");
   // blocks of 16 columns, gate and up in turn [T, 2 * F] -> activation(gate) * up [T, F]; silu or gelu_tanh
   library.def("gate(Tensor gate_up, str activation) -> Tensor");
 }
@@ -209,6 +324,8 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   });
   library.impl("add_rms_norm", [](const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
                                   double eps) { return twostep::add_rms_norm(residual, x, weight, eps); });
+  library.impl("layer_norm", [](const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                double eps) { return twostep::layer_norm(x, weight, bias, eps); });
   library.impl("rotate_heads", &twostep::rotate_heads);
   library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
     return twostep::gate(gate_up, twostep::activation_named(activation));

@@ -71,23 +71,41 @@ struct Linear : torch::CustomClassHolder {
   }
 };
 
+// An RMSNorm, or a layer norm, which takes the mean away and may have a bias.
 struct Norm : torch::CustomClassHolder {
   at::Tensor weight;
   double eps;
+  bool is_centered;
+  OptionalTensor bias;
 
-  Norm(at::Tensor weight, double eps) : weight(std::move(weight)), eps(eps) {}
+  Norm(at::Tensor weight, double eps, bool is_centered, OptionalTensor bias)
+      : weight(std::move(weight)), eps(eps), is_centered(is_centered), bias(std::move(bias)) {}
 
-  at::Tensor operator()(const at::Tensor& x) const { return rms_norm(x, weight, eps); }
+  at::Tensor operator()(const at::Tensor& x, const Buffer& out = {}) const {
+    return is_centered ? layer_norm(x, weight, bias, eps, out) : rms_norm(x, weight, eps, out);
+  }
 
   // Writes the norm of x [T, H] in its place.
-  at::Tensor in_place(const at::Tensor& x) const { return rms_norm(x, weight, eps, Buffer(x)); }
+  at::Tensor in_place(const at::Tensor& x) const { return (*this)(x, Buffer(x)); }
 
   // Returns residual + x, and the norm of that sum.
   std::tuple<at::Tensor, at::Tensor> add_and_norm(const at::Tensor& residual, const at::Tensor& x, const Buffer& sum,
                                                   const Buffer& normed) const {
-    return add_rms_norm(residual, x, weight, eps, sum, normed);
+    if (!is_centered) return add_rms_norm(residual, x, weight, eps, sum, normed);
+    const at::Tensor total = add_rows(residual, x, sum);
+    return {total, (*this)(total, normed)};
   }
 };
+
+using OptionalNorm = std::optional<Ref<Norm>>;
+
+// Returns residual + x, and the norm of that sum: without a norm the sum itself.
+inline std::tuple<at::Tensor, at::Tensor> add_and_norm(const OptionalNorm& norm, const at::Tensor& residual,
+                                                       const at::Tensor& x, const Buffer& sum, const Buffer& normed) {
+  if (norm) return (*norm)->add_and_norm(residual, x, sum, normed);
+  const at::Tensor total = add_rows(residual, x, sum);
+  return {total, total};
+}
 
 // Splits rows that have the heads of queries, keys and values side by side: [T, heads, head_size] each.
 struct Heads {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -18,10 +19,11 @@ namespace twostep {
 // the kernels' own. On two cores a step of 8 requests took a sixth longer. Not thread-safe.
 class Rotations {
  public:
-  Rotations(at::Tensor frequencies, double scaling, at::ScalarType dtype)
-      : frequencies_(std::move(frequencies)), scaling_(scaling), dtype_(dtype) {}
+  // Tables are rounded to `dtype`, if one is given, and have the dtype `to`.
+  Rotations(at::Tensor frequencies, double scaling, std::optional<at::ScalarType> dtype, at::ScalarType to)
+      : frequencies_(std::move(frequencies)), scaling_(scaling), dtype_(dtype.value_or(at::kFloat)), to_(to) {}
 
-  // positions [T] -> cos and sin [T, head_size], as LlamaRotaryEmbedding of transformers computes them
+  // positions [T] -> cos and sin [T, 2 * frequencies], as LlamaRotaryEmbedding of transformers computes them
   std::tuple<at::Tensor, at::Tensor> of(const at::Tensor& positions) {
     const at::Tensor which = positions.contiguous();
     const auto* position = which.const_data_ptr<int64_t>();
@@ -37,7 +39,7 @@ class Rotations {
     const at::Tensor positions = at::arange(known_, end, frequencies_.options()).unsqueeze(-1);
     const at::Tensor angles = positions * frequencies_, both = at::cat({angles, angles}, -1);
     const auto append = [&](at::Tensor& table, const at::Tensor& x) {
-      const at::Tensor scaled = (x * scaling_).to(dtype_);
+      const at::Tensor scaled = (x * scaling_).to(dtype_).to(to_);
       table = known_ > 0 ? at::cat({table, scaled}) : scaled;
     };
     append(cos_, both.cos()), append(sin_, both.sin());
@@ -46,7 +48,7 @@ class Rotations {
 
   at::Tensor frequencies_, cos_, sin_;  // the latter [known, head_size]
   double scaling_;
-  at::ScalarType dtype_;
+  at::ScalarType dtype_, to_;
   int64_t known_ = 0;
 };
 

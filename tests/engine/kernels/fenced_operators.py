@@ -93,11 +93,15 @@ def _fused(dtype: torch.dtype) -> Iterator[Case]:
         x, weight = torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype)
         yield f"rms_norm of {size}, {dtype}", ops.rms_norm, (x, weight, 1e-6)
         yield f"add_rms_norm of {size}, {dtype}", ops.add_rms_norm, (x, x + 1, weight, 1e-6)
+        yield f"layer_norm of {size}, {dtype}", ops.layer_norm, (x, weight.float(), weight.float() + 1, 1e-6)
         yield f"gate of {size}, {dtype}", ops.gate, (torch.randn(rows, 2 * size).to(dtype), "silu")
     for size in (2, 14, 32, 72):
         heads, angles = torch.randn(rows, 4 * size).to(dtype), torch.randn(rows, size).to(dtype)
         norm = torch.randn(size).to(dtype)
         yield f"rotate_heads of {size}, {dtype}", ops.rotate_heads, (heads, angles, angles, 2, 1, norm, norm, 1e-6)
+        first, norms = angles[:, : size // 4 * 2].float().contiguous(), (torch.randn(2 * size).to(dtype), norm)
+        in_pairs = (heads.clone(), first, first, 2, 1, *norms, 1e-6, True)
+        yield f"rotate_heads of {size} in pairs, {dtype}", ops.rotate_heads, in_pairs
 
 
 def _attention(dtype: torch.dtype) -> Iterator[Case]:

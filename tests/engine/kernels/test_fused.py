@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.glm import modeling_glm as glm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.phi3 import modeling_phi3 as phi3
 
 pytestmark = pytest.mark.usefixtures("ops")
 
@@ -22,11 +24,17 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
 def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Computes LlamaRMSNorm, with squares summed in sixteen lanes, which are folded at the end; with weights in float32
     only the product is rounded, as in GptOssRMSNorm."""
-    wide = functional.pad(x.float(), (0, -x.shape[-1] % 16))
-    lanes = sum((part * part for part in wide.split(16, dim=-1)), start=torch.zeros(*x.shape[:-1], 16))
+    factor = torch.rsqrt(lane_sum(x.float() * x.float()) / x.shape[-1] + eps)
+    return (weight * (x.float() * factor).to(weight.dtype)).to(x.dtype)
+
+
+def lane_sum(wide: Tensor) -> Tensor:
+    """Adds up rows in sixteen lanes, which are folded at the end."""
+    parts = functional.pad(wide, (0, -wide.shape[-1] % 16)).split(16, dim=-1)
+    lanes = sum(parts, start=torch.zeros(*wide.shape[:-1], 16))
     for half in (8, 4, 2, 1):
         lanes = lanes[..., :half] + lanes[..., half : 2 * half]
-    return (weight * (x.float() * torch.rsqrt(lanes / x.shape[-1] + eps)).to(weight.dtype)).to(x.dtype)
+    return lanes
 
 
 @pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
@@ -80,6 +88,63 @@ def test_heads_are_normed_and_rotated_as_by_the_plain_layers(dtype: torch.dtype,
     assert torch.equal(qkv.view_as(heads), torch.cat([*expected, value], dim=1))
 
 
+def rotated_pairs(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates neighbours of heads [T, H, D] by transformers' code."""
+    return glm.apply_rotary_pos_emb(heads[None], heads[None], cos, sin, unsqueeze_dim=2)[0][0]
+
+
+def rotated_first(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the first columns of heads [T, H, D] by transformers' code."""
+    return phi3.apply_rotary_pos_emb(heads[None], heads[None], cos, sin, unsqueeze_dim=2)[0][0]
+
+
+@pytest.mark.parametrize("is_wide", [False, True], ids=["rounded products", "rounded sums"])
+@pytest.mark.parametrize(("dtype", "columns"), [*itertools.product(DTYPES, (0, 2, 12, 40, 80))])
+@pytest.mark.parametrize("in_pairs", [False, True], ids=["halves", "pairs"])
+def test_the_first_columns_of_heads_are_rotated(
+    in_pairs: bool, dtype: torch.dtype, columns: int, is_wide: bool
+) -> None:
+    heads = random(21, 4 + 2 * 2, 80, dtype=dtype)
+    cos, sin = (random(1, 21, columns // 2, dtype=dtype, seed=seed).repeat(1, 1, 2) for seed in (5, 6))
+    cos, sin = (cos.float(), sin.float()) if is_wide else (cos, sin)
+    turned, value = heads.split([6, 2], dim=1)
+    turn = rotated_pairs if in_pairs else rotated_first
+    expected = turn(turned, cos, sin).to(dtype)
+    qkv = heads.flatten(1).clone()
+    torch.ops.twostep.rotate_heads(qkv, cos, sin, 4, 2, None, None, 0.0, in_pairs)
+    assert torch.equal(qkv.view_as(heads), torch.cat([expected, value], dim=1))
+
+
+@pytest.mark.parametrize(("dtype", "norm_dtype"), [*itertools.product(DTYPES, DTYPES[:1]), DTYPES[1:] * 2])
+def test_all_heads_of_a_row_are_normed_together(dtype: torch.dtype, norm_dtype: torch.dtype) -> None:
+    rows = random(21, (4 + 2 * 2) * 12, dtype=dtype)
+    norms = [random(size, dtype=norm_dtype, seed=size) for size in (48, 24)]
+    query, key, value = rows.split([48, 24, 24], dim=1)
+    none = torch.empty(21, 0, dtype=dtype)
+    qkv = rows.clone()
+    torch.ops.twostep.rotate_heads(qkv, none, none, 4, 2, *norms, 1e-5)
+    expected = [plain_norm(part, norm, 1e-5) for part, norm in zip((query, key), norms, strict=True)]
+    assert torch.equal(qkv, torch.cat([*expected, value], dim=1))
+
+
+def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Computes Cohere2LayerNorm, with sums in sixteen lanes, and adds the bias."""
+    centered = x.float() - lane_sum(x.float()) / x.shape[-1]
+    normed = centered * torch.rsqrt(lane_sum(centered * centered) / x.shape[-1] + eps) * weight
+    return (normed if bias is None else normed + bias).to(x.dtype)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+def test_a_layer_norm_is_the_plain_one(dtype: torch.dtype, size: int, has_bias: bool) -> None:
+    x, weight, bias = random(1, 70, size, dtype=dtype) + 2, *(random(size, dtype=torch.float32, seed=n) for n in (2, 3))
+    normed = torch.ops.twostep.layer_norm(x, weight, bias if has_bias else None, 1e-5)
+    assert torch.equal(normed, plain_layer_norm(x, weight, bias if has_bias else None, 1e-5))
+    exact = functional.layer_norm(x.double(), (size,), weight.double(), bias.double() if has_bias else None, 1e-5)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(normed.double(), exact, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
 @pytest.mark.parametrize("name", ["silu", "gelu_tanh"])
 def test_gating_is_activating_and_multiplying(name: str, dtype: torch.dtype, size: int) -> None:
@@ -94,6 +159,7 @@ ROW_WISE: dict[str, Callable[[Tensor], Tensor]] = {
     "add_rms_norm": lambda x: torch.cat(
         torch.ops.twostep.add_rms_norm(x, x, torch.ones(x.shape[1], dtype=x.dtype), 1e-6)
     ).view(2, *x.shape)[1],
+    "layer_norm": lambda x: torch.ops.twostep.layer_norm(x, torch.ones(x.shape[1]), None, 1e-6),
     "gate": lambda x: torch.ops.twostep.gate(x, "silu"),
 }
 
@@ -128,6 +194,16 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(RuntimeError, match="of one dtype"):
         rows, tables = torch.zeros(2, 32, dtype=torch.bfloat16), torch.zeros(2, 8, dtype=torch.bfloat16)
         ops.rotate_heads(rows, tables, tables, 2, 1, torch.ones(8), torch.ones(8, dtype=torch.bfloat16), 1e-6)
+    with pytest.raises(RuntimeError, match="in float32"):
+        ops.layer_norm(torch.zeros(2, 32).bfloat16(), torch.ones(32).bfloat16(), None, 1e-6)
+    with pytest.raises(RuntimeError, match="weight must be"):
+        ops.layer_norm(torch.zeros(2, 32), torch.ones(32), torch.ones(31), 1e-6)
+    with pytest.raises(RuntimeError, match="weight must be"):
+        ops.rotate_heads(torch.zeros(2, 32), *[torch.zeros(2, 8)] * 2, 2, 1, torch.ones(24), torch.ones(8), 1e-6)
+    with pytest.raises(RuntimeError, match="8 columns at most"):
+        ops.rotate_heads(torch.zeros(2, 32), *[torch.zeros(2, 10)] * 2, 2, 1, None, None, 0.0)
+    with pytest.raises(RuntimeError, match="cos and sin differ"):
+        ops.rotate_heads(torch.zeros(2, 32), torch.zeros(2, 8), torch.zeros(2, 6), 2, 1, None, None, 0.0)
     with pytest.raises(RuntimeError, match="differ in shape"):
         ops.add_rms_norm(torch.zeros(2, 32), torch.zeros(1, 32), torch.ones(32), 1e-6)
     with pytest.raises(RuntimeError, match="even heads"):

@@ -48,6 +48,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "linear_attention": ALL,
     "rms_norm": ALL,
     "add_rms_norm": ALL,
+    "layer_norm": ALL,
     "rotate_heads": ALL,
     "inverse_hadamard": ALL,
     "quantize to 8 bits": ALL,

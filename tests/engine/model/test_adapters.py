@@ -35,6 +35,13 @@ from tests.engine.tiny_models import WIDE, load_reference, load_tiny, make_check
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_BLOCKS = 12
+# Layers of which each of three adapters is made, where a model's have other names than Llama's.
+TARGETS = {
+    "llama": (["q_proj", "v_proj", "o_proj"], ["gate_proj", "k_proj", "down_proj"], ["up_proj", "o_proj", "q_proj"]),
+    "phi3": (["qkv_proj", "o_proj"], ["gate_up_proj", "qkv_proj"], ["gate_up_proj", "down_proj"]),
+    "glm4": (["q_proj", "v_proj", "o_proj"], ["gate_up_proj", "k_proj"], ["gate_up_proj", "down_proj"]),
+    "starcoder2": (["q_proj", "c_fc"], ["v_proj", "c_proj"], ["c_fc", "c_proj", "o_proj"]),
+}
 
 
 def cache_of(model: LoadedModel, num_blocks: int = NUM_BLOCKS) -> KVCache:
@@ -49,7 +56,7 @@ class Pair:
         caches = [cache_of(model, num_blocks) for _ in range(2)]
         self.plain = TransformersForward(model.module, caches[0], cpu)
         self.fast = KernelForward(decoder_parts(model.module), caches[1])
-        targets = ["q_proj", "v_proj", "o_proj"], ["gate_proj", "k_proj", "down_proj"], ["up_proj", "o_proj", "q_proj"]
+        targets = TARGETS.get(checkpoint.name, TARGETS["llama"])
         self.has_adapters = [ModelAdapters(model, forward, 8, 64) for forward in (self.plain, self.fast)]
         for number, (rank, names) in enumerate(zip((5, 16, 5), targets, strict=True)):
             path = checkpoint.parent / f"adapter-{number}"
@@ -78,7 +85,9 @@ def kernels() -> None:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", WIDE])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "qwen3_moe", WIDE, "phi3", "glm4", "starcoder2", "cohere2", "olmo2"]
+)
 def test_the_kernels_add_adapters_as_the_plain_path_does(
     name: str, dtype: str, quantization: str, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -26,8 +27,8 @@ def test_what_is_known_of_a_model_is_fused(name: str) -> None:
     fuse(model)
     fused = Counter(type(module).__name__ for module in model.modules() if type(module).__name__.startswith("Fused"))
     per_layer = {part: LAYERS * count for part, count in PARTS[name].items()}
-    if "FusedRMSNorm" in per_layer:
-        per_layer["FusedRMSNorm"] += 1  # after the last layer
+    for norm in {"FusedLayerNorm", "FusedRMSNorm"} & per_layer.keys():
+        per_layer[norm] += 1  # after the last layer
     assert fused == per_layer
 
 
@@ -50,7 +51,7 @@ def test_fusing_changes_no_bit_but_by_the_order_of_sums_in_norms(
         assert all(map(torch.equal, call[:3], plain_call[:3]))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "cohere2", "starcoder2"])
 def test_fused_norms_are_close_to_the_plain_ones(name: str) -> None:
     fused = model_of(name)
     plain = copy.deepcopy(fused)
@@ -58,7 +59,7 @@ def test_fused_norms_are_close_to_the_plain_ones(name: str) -> None:
     torch.testing.assert_close(run(fused)[0], run(plain)[0])
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "gpt_oss", "olmo2", "cohere2", "starcoder2"])
 def test_fused_norms_round_where_the_plain_ones_do(name: str) -> None:
     """Sums in another order change the rounding of a few numbers, and rounding elsewhere that of many."""
     model = model_of(name, torch.bfloat16)
@@ -119,6 +120,59 @@ def count_anew(model: Any) -> nn.Module:
 @pytest.mark.parametrize("change", [watch, gate_by_relu, gate_by_a_formula, norm_in_float64, count_anew])
 def test_what_is_not_quite_as_known_stays(change: Callable[[Any], nn.Module]) -> None:
     model = model_of("llama")
+    calls = probe_layers(model, model.config, torch.device("cpu"))
+    changed = change(model)
+    fuse_modules(model, calls)
+    assert changed in model.modules()
+
+
+def drop_what_attention_adds(model: Any) -> nn.Module:
+    layer: nn.Module = model.model.layers[1]
+    layer.resid_attn_dropout.train()
+    return layer
+
+
+def drop_what_attention_returns(model: Any) -> nn.Module:
+    attention: nn.Module = model.model.layers[1].self_attn
+    attention.training = True
+    return attention
+
+
+def drop_what_the_mlp_returns(model: Any) -> nn.Module:
+    mlp: nn.Module = model.model.layers[1].mlp
+    mlp.training = True
+    return mlp
+
+
+def norm_single_heads(model: Any) -> nn.Module:
+    attention: nn.Module = model.model.layers[1].self_attn
+    attention.q_norm.weight = nn.Parameter(attention.q_norm.weight[:8], requires_grad=False)
+    attention.k_norm.weight = nn.Parameter(attention.k_norm.weight[:8], requires_grad=False)
+    return attention
+
+
+def rotate_another_way(model: Any) -> nn.Module:
+    attention: nn.Module = model.model.layers[1].self_attn
+    forward = type(attention).forward
+    names = {**forward.__globals__, "apply_rotary_pos_emb": lambda query, key, *_: (query, key)}
+    other = FunctionType(forward.__code__, names, "forward", forward.__defaults__)
+    attention.__class__ = type("Other", (type(attention),), {"forward": other})
+    return attention
+
+
+STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
+    "a layer that drops": ("phi3", drop_what_attention_adds),
+    "an attention that drops": ("seed_oss", drop_what_attention_returns),
+    "a gated MLP that drops": ("seed_oss", drop_what_the_mlp_returns),
+    "an MLP that drops": ("starcoder2", drop_what_the_mlp_returns),
+    "norms of another size": ("olmo2", norm_single_heads),
+    "another rotation": ("glm4", rotate_another_way),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), STAYING.values(), ids=STAYING)
+def test_what_is_not_quite_as_known_of_a_family_stays(name: str, change: Callable[[Any], nn.Module]) -> None:
+    model = model_of(name)
     calls = probe_layers(model, model.config, torch.device("cpu"))
     changed = change(model)
     fuse_modules(model, calls)

@@ -25,7 +25,11 @@ from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KNOWN = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma2", "gemma3", "gpt_oss")
+KNOWN = (
+    *("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma2", "gemma3", "gpt_oss"),
+    *("smollm3", "smollm3_nope", "phi3", "phi3_partial", "seed_oss", "granite", "olmo2", "olmo3", "exaone4"),
+    *("glm", "glm4", "ernie4_5", "cohere2", "starcoder2", "starcoder2_mqa"),
+)
 NUM_BLOCKS = 12
 
 
@@ -201,6 +205,11 @@ CHANGES_OF_FAMILIES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "a clipped embedding that is scaled": ("gemma2", lambda model: setattr(model.model.embed_tokens, "max_norm", 1.0)),
     "what a router says": ("gpt_oss", lambda model: setattr(model.config, "output_router_logits", True)),
     "rotations of the batch": ("gpt_oss", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
+    "rotations of a text's length": ("phi3", lambda model: setattr(model.model.rotary_emb, "rope_type", "longrope")),
+    "pairs by the batch": ("cohere2", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
+    "a type of layers by the batch": ("olmo3", rotate_one_type_by_the_batch),
+    "dropout": ("starcoder2", lambda model: setattr(model.model, "training", True)),
+    "a watched head": ("granite", lambda model: model.register_forward_hook(print)),
 }
 
 

@@ -81,9 +81,9 @@ def test_a_matmul_that_applies_the_gate_is_the_matmul_and_then_the_gate(size: in
     gate_up: Any = packing_for({0: "none", 8: "int8", 4: "int4"}[bits], True).layers(weight_of(2 * size, k))
     down, attention_out = (pack_weight(weight, True) for weight in (weight_of(k, size), torch.zeros(k, 16).bfloat16()))
     ones = torch.ones(k, dtype=torch.bfloat16)
-    norm = torch.classes.twostep.Norm(ones, 1e-6)
-    mlp = torch.classes.twostep.Mlp(bound(gate_up), bound(down), "silu")
-    after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None, None, None)
+    norm = torch.classes.twostep.Norm(ones, 1e-6, False, None)
+    mlp = torch.classes.twostep.Mlp(bound(gate_up), bound(down), "silu", True)
+    after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None, None, None, None, False)
     for num_rows in (1, 17, 33, 300, 700):
         x = torch.randn(1, num_rows, k).bfloat16()
         normed = torch.ops.twostep.rms_norm(x, ones, 1e-6)[0]

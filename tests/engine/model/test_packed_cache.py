@@ -28,7 +28,18 @@ from tests.engine.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KNOWN = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe")
+KNOWN = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mixtral",
+    "qwen3_moe",
+    "smollm3_nope",
+    "cohere2",
+    "starcoder2",
+    "granite",
+)
 MEASURED = ("load_s", "ceilings")
 
 
@@ -182,7 +193,7 @@ def test_a_damaged_file_is_loaded_again_and_replaced(
 
 def test_models_that_do_not_run_in_the_kernels_as_a_whole_are_not_kept(checkpoint: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    load(make_checkpoint("olmo2", tmp_path), cache)
+    load(make_checkpoint("stablelm", tmp_path), cache)
     load(checkpoint, cache, draft_quantization="int4")
     load(checkpoint, cache, trust_remote_code=True)
     assert not cache.exists()
