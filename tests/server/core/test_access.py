@@ -21,7 +21,6 @@ from tests.server.live_server import LiveServer, live_server
 ROUTES = [
     "/v1/models",
     "/version",
-    "/load",
     "/stats",
     "/stats/timeline",
     "/stats/diagnosis",
