@@ -33,11 +33,11 @@ class Peer(FakeServer):
         with self.notes.open("a") as file:
             file.write(f"{text}\n")
 
-    async def _complete(self, writer, body):  # type: ignore[no-untyped-def]
+    async def _complete(self, writer, path, body):  # type: ignore[no-untyped-def]
         self.note(f"prompt {body['prompt']}")
         if "dies" in self.habits and len(self.bodies) > _NUM_BEFORE_CRASH:
             os.kill(os.getpid(), signal.SIGKILL)
-        return await super()._complete(writer, body)
+        return await super()._complete(writer, path, body)
 
 
 async def serve(port: int, peer: Peer) -> None:

@@ -291,7 +291,7 @@ class TestAccessLog:
             server.engine.fail_at = 1
             assert server.post_json(path, body, {"Authorization": "Bearer one"}).status_code == 200
             server.wait_until_idle()
-            text = server.client.get("/metrics").text
+            text = server.client.get("/metrics", headers={"Authorization": "Bearer one"}).text
         assert 'twostep_broken_streams_total{reason="internal_error"} 1.0' in text
         assert "_rejections_total{" not in text and "twostep_key_requests_total{" in text
         (line,) = [record.getMessage() for record in caplog.records if record.name == "twostep.access"]

@@ -124,7 +124,7 @@ def test_it_is_counted_for_its_key(keyed: LiveServer, tasks: list[str]) -> None:
     assert tasks == []
     [key] = keyed.context.keys._keys
     assert keyed.engine.last_tenant_checked is not None and keyed.engine.last_tenant_checked.name == key.name
-    text = keyed.client.get("/metrics").text.splitlines()
+    text = keyed.client.get("/metrics", headers={"Authorization": "Bearer secret"}).text.splitlines()
     assert f'twostep_key_requests_total{{key="{key.name}"}} 1.0' in text
     assert f'twostep_key_rejections_total{{key="{key.name}",reason="slow_down"}} 1.0' in text
 
