@@ -13,7 +13,11 @@ from tests.engine.model.fused_models import LAYERS, PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = ("qwen2", "qwen3", "gemma2", "mistral", "mixtral", "qwen3_moe", "smollm3", "phi3", "deepseek_v3")
-FUSED = PARTS | {"deepseek_v3": {"FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4}}
+FUSED = PARTS | {
+    "smollm3": PARTS["llama"],
+    "phi3": PARTS["llama"],
+    "deepseek_v3": {"FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
+}
 ROUNDING = {"torch.float32": 2e-6, "torch.bfloat16": 1e-2, "torch.float16": 1e-3}
 
 
