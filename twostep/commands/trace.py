@@ -81,10 +81,8 @@ def events_of(steps: Iterable[TracedStep]) -> Iterator[Event]:
         seen_s = step.end_unix_s - step.end_s
         if offset_s is None:
             yield from _names()
-        if (
-            offset_s is None or abs(seen_s - offset_s) > _CLOCK_JUMP_S
-        ):  # the machine was started again, or its clock set
-            offset_s = seen_s
+        if offset_s is None or abs(seen_s - offset_s) > _CLOCK_JUMP_S:
+            offset_s = seen_s  # the first step, or the machine was started again, or its clock set
         end_us = _us(step.end_s + offset_s)
         time = {"ts": _us(step.end_s + offset_s - step.duration_s), "dur": _us(step.duration_s)}
         assert step.phase is not None
