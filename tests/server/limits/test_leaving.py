@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import closing
 from typing import Any
 
+import httpx
 import pytest
 
 from engine.core.request import FinishReason
@@ -20,6 +21,7 @@ from tests.server.live_server import TIMEOUT_S, LiveServer, live_server
 from tests.server.metrics.published_metrics import advance
 
 FOREVER = 500
+MUCH = {"prompt": "Hi", "max_tokens": FOREVER, "stream": True, "n": 32, "logprobs": 20}  # more than sockets hold
 
 
 def send_request(server: LiveServer, **parameters: Any) -> socket.socket:
@@ -161,7 +163,7 @@ def stalled(server: LiveServer) -> socket.socket:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
-    body = json.dumps({"prompt": "Hi", "max_tokens": FOREVER, "stream": True, "n": 32, "logprobs": 20}).encode()
+    body = json.dumps(MUCH).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
     connection.sendall(head + str(len(body)).encode() + b"\r\n\r\n" + body)
     return connection
@@ -211,10 +213,15 @@ def test_a_stalled_reader_that_stays_is_ended() -> None:
 
 
 def test_a_pause_shorter_than_the_limit_loses_nothing(server: LiveServer) -> None:
-    with server.client.stream(
-        "POST", "/v1/completions", json={"prompt": "Hi", "max_tokens": FOREVER, "stream": True, "n": 32}
-    ) as response:
+    small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)])
+    with (
+        httpx.Client(base_url=server.client.base_url, transport=small, timeout=TIMEOUT_S) as client,
+        client.stream("POST", "/v1/completions", json=MUCH) as response,
+    ):
         server.wait_until(StandsStill(server, num_live=32))
+        response.extensions["network_stream"].get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20
+        )
         response.read()
     assert len(chunks_of(response)) == 32 * FOREVER
 
