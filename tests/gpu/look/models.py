@@ -19,14 +19,29 @@ from tests.engine.tiny_models import VOCAB_SIZE, make_checkpoint
 from tests.gpu.look.bits import Answer, answers_of, compare
 from tests.gpu.look.report import Look
 
-NAMES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "mixtral", "qwen3_moe")
+NAMES = (
+    *(
+        "llama",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "gpt_oss",
+        "deepseek_v3",
+        "mixtral",
+        "qwen3_moe",
+        "phi3",
+        "granite",
+        "olmo2",
+    ),
+    *("glm4", "cohere2", "starcoder2", "exaone4"),
+)
 _TIE = 1e-3
 """Difference of logits, in their standard deviations, below which two tokens count as equally likely."""
 
 
 def run(look: Look) -> None:
     """Looks at several at once, each in a process of its own: one core compiles the kernels of a model."""
-    num_processes, names = (1, NAMES[:3]) if look.is_small else (8, NAMES)
+    num_processes, names = (1, NAMES[:3]) if look.is_small else (14, NAMES)
     spawned = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_processes, spawned) as processes:
         paths = {name: make_checkpoint(name, Path(folder)) for name in names}

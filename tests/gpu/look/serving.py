@@ -18,6 +18,7 @@ import httpx
 from tests.gpu.look.report import Look
 from tests.soak.server import ROOT, ServerProcess, running_server
 
+_KV_CACHE = ("--kv-cache-memory-bytes", "1GiB")  # enough for a small model, and other stages may run beside it
 _TRIGGER = "TWOSTEP_TEST_POISON"
 _POISON = '''"""Put on the path of a server under test: its engine makes a CUDA error once a file appears."""
 import os, sys, threading, time
@@ -50,7 +51,7 @@ _PROMPTS = ("A list is", "def main(", "The quick brown fox", "import os\n", "In 
 def run(look: Look) -> None:
     with tempfile.TemporaryDirectory() as folder, _poisonable(Path(folder)) as trigger:
         started_s = time.perf_counter()
-        with running_server("--device", look.device.type) as server:
+        with running_server("--device", look.device.type, *_KV_CACHE) as server:
             look.report("ready after", time.perf_counter() - started_s, "s")
             info = httpx.get(f"{server.url}/server_info", timeout=30).json()
             look.report(
@@ -148,7 +149,7 @@ def _report_load(look: Look, clients: int, document: dict[str, Any]) -> None:
 
 def _look_at_death(look: Look, server: ServerProcess, name: str, kill: Any) -> None:
     """Checks that streams go on, with the same tokens, when the engine dies amidst them."""
-    num_tokens = 60 if look.is_small else 300
+    num_tokens = 400 if look.is_small else 900
     bodies = [
         {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "return_token_ids": True, "seed": 7, **how}
         for prompt in _PROMPTS[:2]
