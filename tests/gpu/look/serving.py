@@ -20,17 +20,13 @@ from tests.soak.server import ROOT, ServerProcess, running_server
 
 _KV_CACHE = ("--kv-cache-memory-bytes", "1GiB")  # enough for a small model, and other stages may run beside it
 _TRIGGER = "TWOSTEP_TEST_POISON"
-_POISON = '''"""Put on the path of a server under test: its engine makes a CUDA error once a file appears."""
+_POISON = '''"""Put on the path of a server under test: the process makes a CUDA error whose id a file has."""
 import os, sys, threading, time
 
 def poison():
     path = os.environ["TWOSTEP_TEST_POISON"]
-    while not os.path.exists(path):
+    while not os.path.exists(path) or open(path).read() != str(os.getpid()):
         time.sleep(0.02)
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
     import torch
     print("an error is made on the device", file=sys.stderr, flush=True)
     torch._assert_async(torch.zeros(1, device="cuda"))
@@ -60,13 +56,13 @@ def run(look: Look) -> None:
             _look_at_load(look, server)
             _look_at_death(look, server, "killed", lambda: os.kill(server.engine_pid or 0, signal.SIGKILL))
             if not look.is_small:
-                _look_at_death(look, server, "CUDA error", trigger.touch)
+                _look_at_death(look, server, "CUDA error", lambda: trigger.write_text(str(server.engine_pid)))
             look.check("idle afterwards", server.is_idle())
 
 
 @contextmanager
 def _poisonable(folder: Path) -> Iterator[Path]:
-    """Yields the path of a file whose making is an error on the device of engines that start meanwhile."""
+    """Yields the path of a file: the engine whose process id is written there makes an error on its device."""
     (folder / "sitecustomize.py").write_text(_POISON)
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))
