@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
 from benchmarks import cuda_timing
-from engine.kernels.cuda.linear import SumOrder, Tile, linear, sum_order, tile_for
+from engine.kernels.cuda.linear import Rows, SumOrder, Tile, linear, sum_order, tile_for
 from engine.weights.batch_invariant_matmul import BatchInvariantWeight, cancelling_operands
 from engine.weights.triton_weight import TritonWeight
 
@@ -90,7 +90,7 @@ def bits(shapes: Shapes, rows: Sequence[int]) -> int:
             if not torch.equal(packed.multiply(x[start : start + count], None), whole[start : start + count])
         ]
         for launch in launches[name]:
-            result = linear(x[:200], weight, None, launch.order(num_in), launch.tile)
+            result = linear(_rows(x[:200]), weight, None, launch.order(num_in), launch.tile)
             if not torch.equal(result, whole[:200]):
                 different.append(_described(launch))
         print(f"{name:8} {len(BATCHES)} batches, {len(launches[name])} tiles: {len(different)} differ", flush=True)
@@ -177,7 +177,7 @@ def _compiled_as(launch: Launch) -> Launch:
 def _compile(launch: Launch) -> None:
     num_in = launch.num_segments * 128
     x, weight = torch.zeros(1, num_in, dtype=DTYPE, device="cuda"), torch.zeros(256, num_in, dtype=DTYPE, device="cuda")
-    linear(x, weight, None, SumOrder(launch.block_k, 128), launch.tile)
+    linear(_rows(x), weight, None, SumOrder(launch.block_k, 128), launch.tile)
 
 
 def _multiplied_by(packed: TritonWeight | BatchInvariantWeight) -> Callable[[Tensor], Tensor]:
@@ -189,7 +189,11 @@ def _multiplied_in_torch(weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _launched(weight: Tensor, launch: Launch) -> Callable[[Tensor], Tensor]:
-    return lambda x: linear(x, weight, None, launch.order(weight.shape[1]), launch.tile)
+    return lambda x: linear(_rows(x), weight, None, launch.order(weight.shape[1]), launch.tile)
+
+
+def _rows(x: Tensor) -> Rows:
+    return Rows(x, x.dtype)
 
 
 def _described(launch: Launch) -> str:
@@ -201,7 +205,7 @@ def _described(launch: Launch) -> str:
 
 def _difference_in_steps_of_128(x: Tensor, weight: Tensor, whole: Tensor) -> str:
     order = sum_order(weight.shape[0], weight.shape[1], DTYPE)
-    result = linear(x[:16], weight, None, order._replace(block_k=128), Tile(64, 16, 4, 3, False))
+    result = linear(_rows(x[:16]), weight, None, order._replace(block_k=128), Tile(64, 16, 4, 3, False))
     return "the same" if torch.equal(result, whole[:16]) else "other bits"
 
 

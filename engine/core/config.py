@@ -158,7 +158,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"state_cache_bytes must be at least 0, got {self.state_cache_bytes}.")
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
+        _check_choice("quantization", self.quantization, ("none", "fp8", "int8", "int4"))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "int4"))
         self._check_drafts()
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
@@ -168,11 +168,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def check_device(self, device: str) -> None:
         """Raises ConfigError for a setting that does not work on this kind of device, cpu or cuda."""
         if device == "cpu":
+            if self.quantization == "fp8":
+                raise ConfigError("--quantization fp8 runs on GPUs only; on the CPU, int8 is as small and rounds less.")
             if self.dtype == "float16":
                 raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
             return
         for flag, value, everywhere in (
-            ("--quantization", self.quantization, ("none",)),
             ("--draft-quantization", self.draft_quantization, ("none",)),
             ("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16")),
             ("--kv-store", self.kv_store, (None,)),

@@ -59,6 +59,7 @@ from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.weights.linear import LinearReport, prepare_linears
+from engine.weights.packing_policy import check_quantization
 from engine.weights.rank_group import ALONE, RankGroup
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     source |= {"config": hf_config, "key_mapping": names}
     device = _device(config.device)
     config.check_device(device.type)
+    check_quantization(config.quantization, device)
     kernels = _load_kernels(config) if device.type == "cpu" else None
     dtype = _dtype(config, device, hf_config, kernels)
     module, fingerprint = _module_of(config, source, device, dtype)

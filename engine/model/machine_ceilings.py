@@ -30,12 +30,13 @@ def measure_ceilings(
     """Measures how fast the machine reads memory and multiplies matrices.
 
     Reads as many bytes as a step reads, so that the ceiling of small models, whose weights stay in the CPU's caches, is
-    the bandwidth of these. Multiplies by torch, and with a `quantization` by the kernels, too: the faster one counts.
+    the bandwidth of these. Multiplies by torch, and with a `quantization`, on the CPU, by the kernels, too: the faster
+    one counts.
     """
     plain = matmul_dtype(device, dtype)
     plain_speed = _flops_per_s(device, functools.partial(_plain_matmul, device, plain))
     speeds = {str(plain).removeprefix("torch."): plain_speed}
-    if quantization != "none":
+    if quantization != "none" and device.type == "cpu":  # a GPU multiplies numbers of 16 bits all the same
         speeds[quantization] = _flops_per_s(device, functools.partial(_quantized_matmul, dtype, quantization))
     fastest = max(speeds, key=lambda name: speeds[name])
     ceilings = Ceilings(_read_bytes_per_s(device, weight_bytes), speeds[fastest], fastest)

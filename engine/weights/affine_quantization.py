@@ -31,7 +31,8 @@ __all__ = ["BITS", "GROUP_SIZES", "NUM_REFITS", "QuantizedMatrix", "dequantize",
 BITS = {"int8": 8, "int4": 4}  # name of the quantization -> bits of a code
 GROUP_SIZES = {8: 256, 4: 32}  # along K, by the bits of a code
 NUM_REFITS = {8: 0, 4: 5}  # at 8 bits, a line through the codes is as good as the one through both ends
-_CHUNK = 1 << 15  # numbers quantized at once: the most that torch does not spread over threads itself
+_CHUNKS = {"cpu": 1 << 15, "cuda": 1 << 25}
+"""Numbers quantized at once: on the CPU the most that torch does not spread over threads itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class QuantizedMatrix:
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
-    """Quantizes a weight [N, K], on the CPU. The kernels' `quantize` is faster and has the same results."""
+    """Quantizes a weight [N, K]. On the CPU, the kernels' `quantize` is faster and has the same results."""
     codes, scales, minimums = map_rows(lambda rows: _quantize_rows(rows, bits), weight)
     return QuantizedMatrix(codes, scales, minimums, bits)
 
@@ -63,9 +64,10 @@ def map_rows(convert: Callable[..., tuple[Tensor, ...]], weight: Tensor, *others
     Each thread converts chunks of its own: torch's way, all threads on one operation after the other, waits for the
     slowest thread dozens of times a chunk, which on a busy machine takes minutes.
     """
-    num_rows = max(1, _CHUNK // weight.shape[1])
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(convert, *(torch.split(tensor, num_rows) for tensor in (weight, *others))))
+    num_rows = max(1, _CHUNKS[weight.device.type] // weight.shape[1])
+    chunks = [torch.split(tensor, num_rows) for tensor in (weight, *others)]
+    with ThreadPoolExecutor(torch.get_num_threads() if weight.device.type == "cpu" else 1) as pool:
+        parts = list(pool.map(convert, *chunks))
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 

@@ -96,7 +96,8 @@ def prepare_linears(
     weight that stays in blocks is shared. One of several ranks gets its part of each layer: as `cuts` have it, else an
     even part of the columns, which are gathered.
     """
-    packing = packing_for(quantization, kernels_available)
+    is_on_gpu = any(parameter.device.type == "cuda" for parameter in model.parameters())
+    packing = packing_for(quantization, kernels_available, is_on_gpu)
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     head_weight = None if head is None else head._parameters.get("weight")
     swapped: dict[nn.Module, Packed] = {}

@@ -4,14 +4,18 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from engine.core.errors import ConfigError
 from engine.weights.affine_quantization import BITS
 from engine.weights.block_weight import keep_blocks
 from engine.weights.packed_weight import PackedWeight, pack_weight
 from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
 
-__all__ = ["Pack", "Packing", "packing_for"]
+__all__ = ["Pack", "Packing", "check_quantization", "packing_for"]
+
+_E4M3_CAPABILITY = (8, 9)  # the first whose instructions know the format
 
 Pack = Callable[[Tensor], PackedWeight]  # packs a weight [N, K], which is not kept
 
@@ -28,11 +32,19 @@ class Packing:
     """Packs the weights of routers, never quantized: they are small, and a wrong choice of experts costs much."""
 
 
-def packing_for(quantization: str, kernels_available: bool) -> Packing:
-    """Returns how to pack each kind of weight; `quantization` is none, or a name in `BITS`."""
+def packing_for(quantization: str, kernels_available: bool, is_on_gpu: bool = False) -> Packing:
+    """Returns how to pack each kind of weight; `quantization` is none, fp8 on a GPU, or a name in `BITS`."""
     dense = functools.partial(_pack, kernels_available=kernels_available)
     if quantization == "none":
         return Packing(layers=dense, head=dense, routers=dense)
+    if is_on_gpu:
+        from engine.weights.triton_quantized_weight import triton_quantized  # CPU builds of torch bring no Triton
+
+        return Packing(
+            layers=functools.partial(triton_quantized, quantization=quantization),
+            head=functools.partial(triton_quantized, quantization="int8"),
+            routers=dense,
+        )
     bits = BITS[quantization]
     if not kernels_available:
         layers, head = (functools.partial(TorchQuantizedWeight, bits=each) for each in (bits, 8))
@@ -42,6 +54,18 @@ def packing_for(quantization: str, kernels_available: bool) -> Packing:
         head=functools.partial(KernelQuantizedWeight, bits=8, row_bits=16),
         routers=dense,
     )
+
+
+def check_quantization(quantization: str, device: torch.device) -> None:
+    """Raises ConfigError for a GPU that cannot multiply weights in this format."""
+    if quantization != "fp8" or device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _E4M3_CAPABILITY:
+        raise ConfigError(
+            "--quantization fp8 needs a GPU of compute capability 8.9 or later, and this one has "
+            f"{capability[0]}.{capability[1]}; use int8."
+        )
 
 
 def _pack(weight: Tensor, kernels_available: bool) -> PackedWeight:

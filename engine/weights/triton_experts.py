@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.cuda.experts import Experts, SortedSlots, add_slots, multiply_by_experts, sort_slots
+from engine.kernels.cuda.linear import Coding
 from engine.weights.expert_stack import PackedStack, has_output_norm
-from engine.weights.triton_weight import TritonWeight, filled_up
+from engine.weights.triton_weight import TritonWeight
 
 __all__ = ["TritonExperts", "triton_experts"]
 
@@ -19,7 +20,8 @@ def triton_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> "T
 
 
 class TritonExperts:
-    """Experts with dense weights. Their module computes what lies between the matrices, for all rows at once."""
+    """Experts with weights that are stored alike. Their module computes what lies between the matrices, for all rows at
+    once."""
 
     def __init__(self, experts: nn.Module, up: PackedStack, down: PackedStack) -> None:
         """Takes the module for its gate, and the weights, each a `TritonWeight`, which stay where they are."""
@@ -47,9 +49,23 @@ class _Stack:
         first = self.weights[0]
         addresses = torch.tensor([weight.rows.data_ptr() for weight in self.weights], device=first.device)
         biases = None if stack.biases is None else stack.biases.contiguous()
-        self._num_missing = first.num_missing
-        num_out, num_in = first.rows.shape
-        self._experts = Experts(addresses, biases, num_out, num_in, first.rows.stride(0), first.order)
+        num_out, num_in = first.shape[0], first.shape[1] + first.num_missing
+        layout = (num_out, num_in, first.rows.stride(0), first.order, first.rows.dtype)
+        self._experts = Experts(addresses, biases, *layout, _joined_coding(self.weights))
 
     def multiply(self, x: Tensor, by_expert: SortedSlots, is_sorted: bool) -> Tensor:
-        return multiply_by_experts(filled_up(x, self._num_missing), self._experts, by_expert, is_sorted)
+        return multiply_by_experts(self.weights[0].taken(x), self._experts, by_expert, is_sorted)
+
+
+def _joined_coding(weights: list[TritonWeight]) -> Coding | None:
+    """Returns the coding of all experts, of which each weight gets its part in place of its own; None for numbers."""
+    codings = [weight.coding for weight in weights if weight.coding is not None]
+    if not codings:
+        return None
+    scales = torch.stack([each.scales for each in codings])
+    minimums = [each.minimums for each in codings if each.minimums is not None]
+    joined = codings[0]._replace(scales=scales, minimums=torch.stack(minimums) if minimums else None)
+    for number, weight in enumerate(weights):
+        own = None if joined.minimums is None else joined.minimums[number]
+        weight.coding = joined._replace(scales=scales[number], minimums=own)
+    return joined

@@ -148,8 +148,8 @@ class Settings(BaseSettings):
         "Model", "auto", "How the model marks its thinking; auto asks its chat template."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("Model", "auto", "Number format of the weights.")
-    quantization: Literal["none", "int8", "int4"] = setting(
-        "Model", "none", "Weights of 8 or 4 bits, on the CPU; activations are rounded to 8."
+    quantization: Literal["none", "fp8", "int8", "int4"] = setting(
+        "Model", "none", "Weights of 8 or 4 bits; on the CPU activations are rounded to 8. fp8 is for GPUs."
     )
     max_model_len: PositiveInt | None = setting(
         "Model", None, "Longest prompt + output; default: the model's limit, or what fits into the KV cache."

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -10,11 +11,11 @@ _convert_float = interpreter._convert_float
 
 
 def make_exact() -> None:
-    """Replaces the interpreter's product of matrices and its rounding to bfloat16.
+    """Replaces the interpreter's product of matrices and its rounding to bfloat16 and e4m3.
 
     Its own product takes the bits of bfloat16 for integers, and sums in an order that depends on the shapes. This one
-    adds product by product, as every tile of a GPU does for each row. Its own conversion to bfloat16 cuts off; that of
-    a GPU rounds to the nearest number, and to an even one between two.
+    adds product by product, as every tile of a GPU does for each row. Its own conversions to bfloat16 and e4m3 cut off;
+    those of a GPU round to the nearest number, and to an even one between two.
     """
     interpreter.InterpreterBuilder.create_dot = _dot
     interpreter._convert_float = _converted
@@ -29,12 +30,17 @@ def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):  # type: ignore
 
 def _widened(operand: interpreter.TensorHandle) -> np.ndarray:
     numbers = np.asarray(operand.data)
+    if operand.dtype.scalar == tl.float8e4nv:
+        return torch.from_numpy(numbers.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
     if operand.dtype.scalar == tl.bfloat16:
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(np.float32)
 
 
 def _converted(numbers: np.ndarray, from_type: tl.dtype, to_type: tl.dtype, rounding_mode: Any) -> np.ndarray:
+    if (from_type, to_type) == (tl.float32, tl.float8e4nv):
+        rounded = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float32)).to(torch.float8_e4m3fn)
+        return rounded.view(torch.uint8).numpy().reshape(np.shape(numbers))
     if (from_type, to_type) != (tl.float32, tl.bfloat16):
         return _convert_float(numbers, from_type, to_type, rounding_mode)
     bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32).astype(np.uint64)

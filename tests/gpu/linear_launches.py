@@ -3,7 +3,7 @@
 import torch
 from triton.runtime import driver
 
-from engine.kernels.cuda.linear import linear, sum_order, tile_for
+from engine.kernels.cuda.linear import Rows, linear, sum_order, tile_for
 from tests.gpu.cross_compile import SHARED_KIB
 
 _ONE_SEGMENT, _SEVERAL_SEGMENTS = (28672, 4096), (4096, 14336)  # N, K
@@ -22,4 +22,4 @@ def launch_all() -> None:
         weight, bias = torch.zeros(num_out, num_in, dtype=dtype), torch.zeros(num_out, dtype=dtype)
         for rows in all_rows:
             tile = tile_for(rows, num_out, order.num_segments(num_in), dtype, shared_bytes)
-            linear(torch.zeros(rows, num_in, dtype=dtype), weight, bias, order, tile)
+            linear(Rows(torch.zeros(rows, num_in, dtype=dtype), dtype), weight, bias, order, tile)

@@ -39,6 +39,7 @@ STAGES = {
     "bits": Stage("bits", "run", 90),
     "models": Stage("models", "run", 90),
     "decode": Stage("steps", "run_graphs", 120),
+    "quantized": Stage("steps", "run_quantized", 180),
     "eager": Stage("steps", "run_eager", 60),
     "profile": Stage("steps", "run_profile", 60),
     "server": Stage("serving", "run", 150),

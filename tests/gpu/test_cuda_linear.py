@@ -32,7 +32,8 @@ def random(*sizes: int, dtype: torch.dtype = BF16, device: torch.device) -> Tens
 
 def sums(x: Tensor, weight: Tensor, has_parallel_segments: bool) -> Tensor:
     """The product in segments of 64."""
-    return kernels.linear(x, weight, None, kernels.SumOrder(32, 64), kernels.Tile(64, 16, 4, 2, has_parallel_segments))
+    tile = kernels.Tile(64, 16, 4, 2, has_parallel_segments)
+    return kernels.linear(kernels.Rows(x, x.dtype), weight, None, kernels.SumOrder(32, 64), tile)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
@@ -71,7 +72,7 @@ def test_all_tiles_give_the_same_bits(triton_device: torch.device, num_segments:
     x, weight, bias = (random(*sizes, device=triton_device) for sizes in ((20, 192), (70, 192), (70,)))
     order = kernels.SumOrder(64, 192 // num_segments)
     tiles = [kernels.Tile(n, t, 4, 2, p) for n, t, p in product((64, 128), (16, 32, 64, 128, 256), (False, True))]
-    first, *others = (kernels.linear(x, weight, bias, order, tile) for tile in tiles)
+    first, *others = (kernels.linear(kernels.Rows(x, BF16), weight, bias, order, tile) for tile in tiles)
     assert all(torch.equal(other, first) for other in others)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.cuda.linear import SumOrder, tile_sum
+from engine.kernels.cuda.linear import Coding, Rows, SumOrder, tile_sum
 
 __all__ = ["Experts", "SortedSlots", "add_slots", "multiply_by_experts", "sort_slots"]
 
@@ -28,6 +28,10 @@ class Experts(NamedTuple):
     stride: int
     """Numbers from a weight's row to the next."""
     order: SumOrder
+    number_type: torch.dtype
+    """Of weights, or of their codes."""
+    coding: Coding | None
+    """What codes stand for, if weights are codes: all scales and minimums are [E, N, G]."""
 
 
 class SortedSlots(NamedTuple):
@@ -47,21 +51,25 @@ def sort_slots(chosen: Tensor, num_experts: int) -> SortedSlots:
     return SortedSlots(slots, ends, chosen.shape[0])
 
 
-def multiply_by_experts(x: Tensor, experts: Experts, by_expert: SortedSlots, is_sorted: bool) -> Tensor:
+def multiply_by_experts(x: Rows, experts: Experts, by_expert: SortedSlots, is_sorted: bool) -> Tensor:
     """Multiplies the rows that experts were chosen for by those experts' weights, and adds their biases.
 
     Takes rows x [T, K] and returns [T * S, N] in the sorted order; or, if x `is_sorted`, takes [T * S, K] in that order
     and returns [T * S, N] by the number of slot. What belongs to no expert is not written. Does not wait for the GPU.
     """
     num_slots, num_experts = by_expert.slots.shape[0], by_expert.ends.shape[0]
-    y = x.new_empty(num_slots, experts.num_out)
+    y = torch.empty(num_slots, experts.num_out, dtype=x.dtype, device=x.numbers.device)
     if y.numel() == 0:
         return y
-    block_n, block_t, num_warps, num_stages = _tile_for(num_slots / num_experts, x.dtype)
+    coding = experts.coding
+    block_n, block_t, num_warps, num_stages = _tile_for(num_slots / num_experts, x.dtype, coding is not None)
     most_tiles = min(num_slots, num_experts + num_slots // block_t)
     _multiply_by_experts_kernel[(triton.cdiv(experts.num_out, block_n), most_tiles)](
-        x,
+        x.numbers,
         experts.addresses,
+        x.numbers.new_empty(0, dtype=experts.number_type),
+        *(None, None) if coding is None else coding[:2],
+        x.scales,
         experts.biases,
         y,
         by_expert.slots,
@@ -71,14 +79,17 @@ def multiply_by_experts(x: Tensor, experts: Experts, by_expert: SortedSlots, is_
         experts.num_out,
         experts.num_in,
         experts.order.segment,
-        x.stride(0),
+        x.numbers.stride(0),
         experts.stride,
+        0 if coding is None else coding.scales.shape[2],
         IS_SORTED=is_sorted,
         EXPERTS=triton.next_power_of_2(num_experts),
         NUM_SEGMENTS=experts.order.num_segments(experts.num_in),
         BLOCK_N=block_n,
         BLOCK_T=block_t,
         BLOCK_K=experts.order.block_k,
+        GROUP=1 if coding is None else coding.group_size,
+        ARE_HALVES=coding is not None and coding.are_halves,
         num_warps=num_warps,
         num_stages=num_stages,
         enable_fp_fusion=False,
@@ -111,11 +122,11 @@ def add_slots(outputs: Tensor, chosen: Tensor, weights: Tensor, num_experts: int
     return y
 
 
-def _tile_for(mean_rows: float, dtype: torch.dtype) -> tuple[int, int, int, int]:
+def _tile_for(mean_rows: float, dtype: torch.dtype, are_codes: bool) -> tuple[int, int, int, int]:
     """Returns a tile's rows of a weight and of x, its warps and its stages, for so many rows an expert."""
     if mean_rows <= 16:
         return 64, 16, 4, 2 if dtype == torch.float32 else 4
-    if mean_rows <= 64 or dtype == torch.float32:
+    if mean_rows <= 64 or dtype == torch.float32 or are_codes:
         return 64, 64, 4, 2 if dtype == torch.float32 else 4
     return 128, 128, 8, 3
 
@@ -141,6 +152,10 @@ def _sort_slots_kernel(chosen, slots, ends, num_slots, BLOCK: tl.constexpr):
 def _multiply_by_experts_kernel(
     x,
     addresses,
+    numbers,  # none, of the type that weights have
+    scales,
+    minimums,
+    x_scales,
     biases,
     y,
     slots,
@@ -152,12 +167,15 @@ def _multiply_by_experts_kernel(
     segment,
     x_stride,
     weight_stride,
+    num_groups,
     IS_SORTED: tl.constexpr,
     EXPERTS: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    ARE_HALVES: tl.constexpr,
 ):
     expert, first, end = _rows_of_tile(tl.program_id(1), ends, num_experts, EXPERTS, BLOCK_T)
     if expert >= num_experts:
@@ -167,10 +185,26 @@ def _multiply_by_experts_kernel(
     # Past the ends, the last row is read again and nothing is written.
     slot = tl.load(slots + tl.minimum(place, end - 1))
     rows = tl.minimum(place, end - 1) if IS_SORTED else slot // slots_of_row
-    weight = tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(x.dtype.element_ty)), 16)
-    weight_rows = weight + tl.minimum(n, num_out - 1).to(tl.int64) * weight_stride
+    weight = tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(numbers.dtype.element_ty)), 16)
+    row = tl.minimum(n, num_out - 1).to(tl.int64)
+    scale_at = (expert.to(tl.int64) * num_out + row) * num_groups
     x_rows = x + rows.to(tl.int64) * x_stride
-    total = tile_sum(weight_rows, x_rows, 0, segment, num_in, NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K)
+    total = tile_sum(
+        weight + row * weight_stride,
+        x_rows,
+        None if scales is None else scales + scale_at,
+        None if minimums is None else minimums + scale_at,
+        None if x_scales is None else x_scales + rows,
+        0,
+        segment,
+        num_in,
+        NUM_SEGMENTS,
+        BLOCK_N,
+        BLOCK_T,
+        BLOCK_K,
+        GROUP,
+        ARE_HALVES,
+    )
     if biases is not None:
         bias = tl.load(biases + expert.to(tl.int64) * num_out + n, mask=n < num_out, other=0.0)
         total += bias.to(tl.float32)[:, None]

@@ -15,7 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["DTYPES", "SumOrder", "Tile", "linear", "linear_in_segments", "sum_order", "tile_for", "tile_sum"]
+__all__ = [
+    "DTYPES",
+    "Coding",
+    "Rows",
+    "SumOrder",
+    "Tile",
+    "linear",
+    "linear_in_segments",
+    "sum_order",
+    "tile_for",
+    "tile_sum",
+]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats of weights and rows."""
@@ -24,6 +35,7 @@ _BUSY_TILES = 128
 _STEP_BYTES = 128
 """Bytes of a row that one step of a tile multiplies: a line of the caches."""
 _OTHER_SHARED_BYTES = 1 << 10  # of a program, beside its stages
+_WARP_GROUP_SHARED_BYTES = 200 << 10  # where there is more, tensor cores read x from there, not from registers
 _MAX_SEGMENTS = 8
 _MIN_SEGMENT = 512  # numbers along K: shorter ones take longer to add than to sum
 _WIDE = 6144  # weight rows that suffice for tiles of 128 each to keep a GPU reading
@@ -40,6 +52,21 @@ class SumOrder(NamedTuple):
 
     def num_segments(self, num_in: int) -> int:
         return -(-num_in // self.segment)
+
+
+class Coding(NamedTuple):
+    """What the codes of a weight [N, K] stand for.
+
+    Of integers, a number is code * scale + minimum, computed in float32 and rounded to the number format of the rows
+    that it multiplies. Codes in e4m3 are multiplied as they are, by rows in e4m3, and sums scaled by row and column.
+    """
+
+    scales: Tensor  # [N, G]; of e4m3 [N, 1]
+    minimums: Tensor | None = None  # [N, G]; None for e4m3
+    group_size: int = 1
+    """Integers along K with one scale, a multiple of those that a tile multiplies at once."""
+    are_halves: bool = False
+    """Whether a byte has two codes, of 4 bits: in its high bits that of a column half a step of a tile further on."""
 
 
 class Tile(NamedTuple):
@@ -63,61 +90,84 @@ def sum_order(num_out: int, num_in: int, dtype: torch.dtype) -> SumOrder:
     return SumOrder(block_k, triton.cdiv(triton.cdiv(num_in, num_segments), 2 * block_k) * 2 * block_k)
 
 
-def tile_for(num_rows: int, num_out: int, num_segments: int, dtype: torch.dtype, shared_bytes: int) -> Tile:
+def tile_for(
+    num_rows: int, num_out: int, num_segments: int, dtype: torch.dtype, shared_bytes: int, are_codes: bool = False
+) -> Tile:
     """Returns the tile with which `num_rows` rows are multiplied on a GPU with so much shared memory a program."""
     if dtype == torch.float32:  # by threads, without tensor cores
         block_n, block_t, num_warps, num_stages = 64, 16 if num_rows <= 16 else 64, 4, 2
     elif num_rows <= 16:
         block_n, block_t, num_warps, num_stages = (128, 16, 8, 8) if num_out >= _WIDE else (64, 16, 4, 8)
-    elif num_rows <= 64:
-        block_n, block_t, num_warps, num_stages = 64, triton.next_power_of_2(num_rows), 4, 8
+    elif num_rows <= 64 or (are_codes and shared_bytes < _WARP_GROUP_SHARED_BYTES):
+        block_n, block_t, num_warps, num_stages = 64, min(64, triton.next_power_of_2(num_rows)), 4, 8
     elif num_rows <= 128:
         block_n, block_t, num_warps, num_stages = 64, 128, 4, 4
-    else:  # two sums of 128 x 256, of all segments and of one, do not fit into registers
-        block_n, block_t, num_warps, num_stages = (128, 256, 8, 3) if num_segments == 1 else (128, 128, 8, 4)
+    else:  # two sums of 128 x 256, of all segments and of one, do not fit into registers, nor one beside codes
+        is_wide = num_segments == 1 and not are_codes
+        block_n, block_t, num_warps, num_stages = (128, 256, 8, 3) if is_wide else (128, 128, 8, 4)
     num_tiles = triton.cdiv(num_out, block_n) * triton.cdiv(num_rows, block_t)
     has_parallel_segments = num_segments > 1 and num_tiles <= _BUSY_TILES
     stages_that_fit = (shared_bytes - _OTHER_SHARED_BYTES) // ((block_n + block_t) * _STEP_BYTES)
     return Tile(block_n, block_t, num_warps, max(2, min(num_stages, stages_that_fit)), has_parallel_segments)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: SumOrder, tile: Tile) -> Tensor:
-    """x [T, K] times weight [N, K], transposed, plus bias [N] -> [T, N], all of one number format of `DTYPES`.
+class Rows(NamedTuple):
+    """The rows x [T, K] of a product."""
 
-    K is a multiple of the order's block. Rows of x and of the weight lie at multiples of 16 bytes, and the numbers of a
-    row, or of the bias, side by side. Does not wait for the GPU.
+    numbers: Tensor
+    """In a number format of `DTYPES`, or in e4m3. They lie at multiples of 16 bytes, numbers of a row side by side."""
+    dtype: torch.dtype
+    """Of the product."""
+    scales: Tensor | None = None
+    """[T], of rows in e4m3."""
+
+
+def linear(
+    x: Rows, weight: Tensor, bias: Tensor | None, order: SumOrder, tile: Tile, coding: Coding | None = None
+) -> Tensor:
+    """x [T, K] times weight [N, K], transposed, plus bias [N] -> [T, N], all of one number format, unless codes.
+
+    K is a multiple of the order's block. Rows of the weight lie as those of x. The product with integers has the bits
+    that their numbers give. Does not wait for the GPU.
     """
-    product = linear_in_segments(x, weight, bias, order, tile)
+    product = linear_in_segments(x, weight, bias, order, tile, coding)
     return product if product.dim() == 2 else _added(product, bias, x.dtype)
 
 
-def linear_in_segments(x: Tensor, weight: Tensor, bias: Tensor | None, order: SumOrder, tile: Tile) -> Tensor:
+def linear_in_segments(
+    x: Rows, weight: Tensor, bias: Tensor | None, order: SumOrder, tile: Tile, coding: Coding | None = None
+) -> Tensor:
     """The product as `linear` has it; of a tile with parallel segments, what is still to be added: segments in their
     order, [segments, T, N] in float32, and the bias."""
-    (num_rows, num_in), num_out = x.shape, weight.shape[0]
+    (num_rows, num_in), num_out = x.numbers.shape, weight.shape[0]
     num_segments = order.num_segments(num_in)
     num_parallel = num_segments if tile.has_parallel_segments else 1
     is_split = num_parallel > 1
     shape, dtype = ((num_parallel, num_rows, num_out), torch.float32) if is_split else ((num_rows, num_out), x.dtype)
-    out = torch.empty(shape, dtype=dtype, device=x.device)
+    out = torch.empty(shape, dtype=dtype, device=weight.device)
     if out.numel() == 0:
         return out
     num_tiles = triton.cdiv(num_rows, tile.block_t) * triton.cdiv(num_out, tile.block_n)
     _linear_kernel[(num_tiles, num_parallel)](
-        x,
+        x.numbers,
         weight,
+        *(None, None) if coding is None else coding[:2],
+        x.scales,
         None if is_split else bias,
         out,
         num_rows,
         num_out,
         num_in,
         order.segment,
-        x.stride(0),
+        x.numbers.stride(0),
         weight.stride(0),
+        0 if coding is None else coding.scales.stride(0),
         BLOCK_N=tile.block_n,
         BLOCK_T=tile.block_t,
         BLOCK_K=order.block_k,
         NUM_SEGMENTS=num_segments // num_parallel,
+        GROUP=1 if coding is None else coding.group_size,
+        ARE_HALVES=coding is not None and coding.are_halves,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=False,
@@ -149,6 +199,9 @@ def _added(partials: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 def _linear_kernel(
     x,
     weight,
+    scales,
+    minimums,
+    x_scales,
     bias,
     out,  # [T, N] of x's format, or [segments, T, N] in float32
     num_rows,
@@ -157,19 +210,29 @@ def _linear_kernel(
     segment,
     x_stride,
     weight_stride,
+    scales_stride,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,  # that this program sums
+    GROUP: tl.constexpr,
+    ARE_HALVES: tl.constexpr,
 ):
     tile_n, tile_t = _tile_of(tl.program_id(0), tl.cdiv(num_out, BLOCK_N), tl.cdiv(num_rows, BLOCK_T))
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     t = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
     # Past the ends, the last row is read again and nothing is written.
-    weight_rows = weight + tl.minimum(n, num_out - 1).to(tl.int64) * weight_stride
-    x_rows = x + tl.minimum(t, num_rows - 1).to(tl.int64) * x_stride
+    row = tl.minimum(n, num_out - 1).to(tl.int64)
+    weight_rows = weight + row * weight_stride
+    x_row = tl.minimum(t, num_rows - 1).to(tl.int64)
+    scale_rows = None if scales is None else scales + row * scales_stride
+    minimum_rows = None if minimums is None else minimums + row * scales_stride
+    x_scale_rows = None if x_scales is None else x_scales + x_row
     start = tl.program_id(1) * segment
-    total = tile_sum(weight_rows, x_rows, start, segment, num_in, NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K)
+    total = tile_sum(
+        weight_rows, x + x_row * x_stride, scale_rows, minimum_rows, x_scale_rows, start, segment, num_in,
+        NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, ARE_HALVES,
+    )  # fmt: skip
     if bias is not None:
         total += tl.load(bias + n, mask=n < num_out, other=0.0).to(tl.float32)[:, None]
     out += tl.program_id(1).to(tl.int64) * num_rows * num_out
@@ -189,8 +252,11 @@ def _tile_of(program, tiles_n, tiles_t):
 
 @triton.jit
 def tile_sum(
-    weight_rows,  # pointers [BLOCK_N]
+    weight_rows,  # pointers [BLOCK_N], as all but those of x
     x_rows,  # pointers [BLOCK_T]
+    scale_rows,  # None for a weight of numbers
+    minimum_rows,  # None for one that is not of integers
+    x_scale_rows,  # pointers [BLOCK_T]; None for rows of numbers
     start,
     segment,
     num_in,
@@ -198,35 +264,75 @@ def tile_sum(
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    ARE_HALVES: tl.constexpr,
 ):
     """The products' sums [BLOCK_N, BLOCK_T] over so many segments of K, added in their order."""
-    total = _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
+    total = _segment_sum(
+        weight_rows, x_rows, scale_rows, minimum_rows, x_scale_rows, start, segment, num_in,
+        BLOCK_N, BLOCK_T, BLOCK_K, GROUP, ARE_HALVES,
+    )  # fmt: skip
     for number in range(1, NUM_SEGMENTS):
-        total += _segment_sum(weight_rows, x_rows, start + number * segment, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
+        total += _segment_sum(
+            weight_rows, x_rows, scale_rows, minimum_rows, x_scale_rows, start + number * segment, segment, num_in,
+            BLOCK_N, BLOCK_T, BLOCK_K, GROUP, ARE_HALVES,
+        )  # fmt: skip
     return total
 
 
 @triton.jit
 def _segment_sum(
-    weight_rows,  # pointers [BLOCK_N]
-    x_rows,  # pointers [BLOCK_T]
+    weight_rows,
+    x_rows,
+    scale_rows,
+    minimum_rows,
+    x_scale_rows,
     start,
     segment,
     num_in,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    ARE_HALVES: tl.constexpr,
 ):
     """The products' sums [BLOCK_N, BLOCK_T] over one segment of K, block by block from zero."""
-    k = tl.arange(0, BLOCK_K)
-    weights = weight_rows[:, None] + (start + k)[None, :]
+    PARTS: tl.constexpr = 2 if ARE_HALVES else 1
+    PART: tl.constexpr = BLOCK_K // PARTS
+    k = tl.arange(0, PART)
+    weights = weight_rows[:, None] + (start // PARTS + k)[None, :]
     columns = x_rows[None, :] + (start + k)[:, None]
     total = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    for _ in range(start, tl.minimum(start + segment, num_in), BLOCK_K):
-        total = tl.dot(tl.load(weights), tl.load(columns), total, input_precision="ieee")
-        weights += BLOCK_K
+    for at in range(start, tl.minimum(start + segment, num_in), BLOCK_K):
+        codes, x = tl.load(weights), tl.load(columns)
+        if minimum_rows is None:
+            if x_scale_rows is None:
+                total = tl.dot(codes, x, total, input_precision="ieee")
+            else:  # from zero: tensor cores drop bits of long sums in e4m3
+                total += tl.dot(codes, x)
+        else:
+            low = codes & 15 if ARE_HALVES else codes
+            numbers = _numbers(low, scale_rows, minimum_rows, at // GROUP).to(x.dtype)
+            total = tl.dot(numbers, x, total, input_precision="ieee")
+            if ARE_HALVES:
+                numbers = _numbers(codes >> 4, scale_rows, minimum_rows, (at + PART) // GROUP).to(x.dtype)
+                total = tl.dot(numbers, tl.load(columns + PART), total, input_precision="ieee")
+        weights += PART
         columns += BLOCK_K
+    if x_scale_rows is not None:
+        total *= tl.load(scale_rows)[:, None] * tl.load(x_scale_rows)[None, :]
     return total
+
+
+@triton.jit
+def _numbers(codes, scale_rows, minimum_rows, group):
+    """The numbers in float32 that integers of a byte [BLOCK_N, K] stand for.
+
+    2**23 with its lowest bits replaced is 2**23 more than they are, in far fewer cycles than a conversion takes.
+    """
+    integers = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    scale, minimum = tl.load(scale_rows + group).to(tl.float32), tl.load(minimum_rows + group).to(tl.float32)
+    return integers * scale[:, None] + minimum[:, None]
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -29,6 +29,14 @@ def run_graphs(look: Look) -> None:
     _run(look, False, [(1, 64), (2, 200)] if look.is_small else points, prefills=True)
 
 
+def run_quantized(look: Look) -> None:
+    """Times steps with weights of 8 and 4 bits, beside those of 16, in one run."""
+    points = [(1, 64)] if look.is_small else [(1, 1000), (8, 1000), (64, 1000)]
+    for quantization in ("none", "int8", "int4") if look.is_small else ("none", "fp8", "int8", "int4"):
+        look.report("quantization", quantization)
+        _run(look, False, points, prefills=True, quantization=quantization)
+
+
 def run_eager(look: Look) -> None:
     _run(look, True, [(1, 64)] if look.is_small else [(1, 1000), (64, 1000)], prefills=False)
 
@@ -45,22 +53,26 @@ def run_profile(look: Look) -> None:
         _profile(look, f"prefill_{length}", lambda batch: runner.prefill(batch), _prefill(info, length))
 
 
-def _run(look: Look, enforce_eager: bool, points: Sequence[tuple[int, int]], prefills: bool) -> None:
+def _run(
+    look: Look, enforce_eager: bool, points: Sequence[tuple[int, int]], prefills: bool, quantization: str = "none"
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        runner, info = _load(look, Path(folder), enforce_eager)
+        runner, info = _load(look, Path(folder), enforce_eager, quantization)
         rate = read_bytes_per_s(look.device, 1 << (20 if look.is_small else 30))
         look.report("read-only stream", rate / 1e9, "GB/s")
         for size, context in points:
             _report_decode(look, runner, info, size, context, rate)
         first = points[-1] if look.is_small else (64, 1000)
-        for name, params in () if enforce_eager else (("top_p", _SAMPLED), ("penalties", _PENALIZED)):
+        for name, params in (
+            () if enforce_eager or quantization != "none" else (("top_p", _SAMPLED), ("penalties", _PENALIZED))
+        ):
             seconds = _decode_s(runner, info, *first, params)
             look.report(f"decode, {first[0]} at {first[1]}, {name}", seconds * 1e3, "ms", "greedy + 0.5")
         if prefills:
-            _report_prefills(look, runner, info)
+            _report_prefills(look, runner, info, has_share=quantization == "none")
 
 
-def _load(look: Look, folder: Path, enforce_eager: bool) -> tuple[ModelRunner, EngineInfo]:
+def _load(look: Look, folder: Path, enforce_eager: bool, quantization: str = "none") -> tuple[ModelRunner, EngineInfo]:
     started_s = time.perf_counter()
     config = EngineConfig(
         model=str(write_config(folder, look.is_small)),
@@ -68,6 +80,7 @@ def _load(look: Look, folder: Path, enforce_eager: bool) -> tuple[ModelRunner, E
         device=look.device.type,
         dtype="float32" if look.is_small else "bfloat16",
         enforce_eager=enforce_eager,
+        quantization=quantization,
         kv_cache_bytes=1 << 26 if look.is_small else None,
         num_speculative_tokens=0,
     )
@@ -140,7 +153,7 @@ def _prefill(info: EngineInfo, length: int) -> Batch:
     return Batch(Phase.PREFILL, (request,))
 
 
-def _report_prefills(look: Look, runner: ModelRunner, info: EngineInfo) -> None:
+def _report_prefills(look: Look, runner: ModelRunner, info: EngineInfo, has_share: bool) -> None:
     rate = product_flops_per_s(look.device, 256 if look.is_small else 8192, getattr(torch, info.dtype))
     for length in (32, 128) if look.is_small else (256, 1024, 2048, 8192):
         batch, durations = _prefill(info, length), []
@@ -154,6 +167,8 @@ def _report_prefills(look: Look, runner: ModelRunner, info: EngineInfo) -> None:
         num_weights = (info.weight_bytes - 2 * table_bytes) / width  # the head sees the last token only
         flops = 2 * length * num_weights
         look.report(f"prefill, {length}", seconds * 1e3, "ms", "2048: 70 ms" if length == 2048 else "")
+        if not has_share:
+            continue
         look.report(
             f"prefill, {length}: speed, share of the product rate",
             f"{length / seconds:,.0f} tokens/s, {flops / seconds / rate:.1%}",

@@ -1,0 +1,57 @@
+"""Launches of quantized products in Triton, for rows of every size; they are compiled, not run."""
+
+import torch
+from triton.runtime import driver
+
+from engine.kernels.cuda.experts import Experts, multiply_by_experts, sort_slots
+from engine.kernels.cuda.linear import Coding, Rows, linear, sum_order, tile_for
+from engine.kernels.cuda.row_quantization import quantized_rows
+from tests.gpu.cross_compile import SHARED_KIB
+
+_SHAPES = ((28672, 4096), (4096, 14336))  # N, K: of one segment, and of several
+_EXPERTS = (128, 1536, 2048)  # E, N, K
+_BF16 = torch.bfloat16
+
+
+def launch_all() -> None:
+    """Launches products in every tile that the GPU gets which it is compiled for; before 8.9, there is no fp8."""
+    has_fp8 = driver.active.get_current_target().arch >= 89
+    for bits in (8, 4):
+        for shape in _SHAPES:
+            _launch(torch.zeros(shape[0], shape[1] * bits // 8, dtype=torch.uint8), _integers(shape, bits))
+        _launch_experts(torch.uint8, _integers(_EXPERTS, bits))
+    if has_fp8:
+        for shape in _SHAPES:
+            _launch(torch.zeros(shape, dtype=torch.uint8).view(torch.float8_e4m3fn), Coding(torch.zeros(shape[0], 1)))
+        _launch_experts(torch.float8_e4m3fn, Coding(torch.zeros(*_EXPERTS[:2], 1)))
+
+
+def _integers(shape: tuple[int, ...], bits: int) -> Coding:
+    size = {8: 256, 4: 32}[bits]
+    groups = torch.zeros(*shape[:-1], shape[-1] // size, dtype=_BF16)
+    return Coding(groups, groups, size, are_halves=bits == 4)
+
+
+def _rows(num_rows: int, num_in: int, coding: Coding) -> Rows:
+    x = torch.zeros(num_rows, num_in, dtype=_BF16)
+    return quantized_rows(x, num_in) if coding.minimums is None else Rows(x, _BF16)
+
+
+def _launch(codes: torch.Tensor, coding: Coding) -> None:
+    num_out, num_in = len(codes), codes.shape[1] * (2 if coding.are_halves else 1)
+    order = sum_order(num_out, num_in, codes.dtype if coding.minimums is None else _BF16)
+    shared_bytes = SHARED_KIB[driver.active.get_current_target().arch] << 10
+    for num_rows in (1, 64, 128, 2048):
+        tile = tile_for(num_rows, num_out, order.num_segments(num_in), _BF16, shared_bytes, True)
+        linear(_rows(num_rows, num_in, coding), codes, None, order, tile, coding)
+
+
+def _launch_experts(number_type: torch.dtype, coding: Coding) -> None:
+    num_experts, num_out, num_in = _EXPERTS
+    stride = num_in // 2 if coding.are_halves else num_in
+    order = sum_order(num_out, num_in, number_type if coding.minimums is None else _BF16)
+    addresses = torch.zeros(num_experts, dtype=torch.int64)
+    experts = Experts(addresses, None, num_out, num_in, stride, order, number_type, coding)
+    for num_rows in (1, 512, 4096):
+        slots = sort_slots(torch.zeros(num_rows, 8, dtype=torch.int64), num_experts)
+        multiply_by_experts(_rows(num_rows, num_in, coding), experts, slots, False)
