@@ -1,4 +1,4 @@
-"""Weights that stay in the blocks of a GGUF file: the kernels expand their numbers while they multiply them.
+"""Weights that stay in the blocks of GGUF files or of NVFP4: the kernels expand numbers while they multiply them.
 
 `KernelWeight` of the numbers in float32 is the plain path: products are the same, bit for bit.
 """
@@ -10,12 +10,15 @@ from torch import Tensor, nn
 
 from engine.checkpoint.gguf.block_types import BLOCK_TYPES
 from engine.checkpoint.gguf.blocks import BlockCodec
-from engine.checkpoint.stored_tensor import StoredTensor
+from engine.checkpoint.published.codecs import NvFp4
+from engine.checkpoint.stored_tensor import StoredRows, StoredTensor
 from engine.weights.packed_weight import KernelWeight, WeightHandle
 
 __all__ = ["BlockEmbedding", "BlockWeight", "keep_blocks"]
 
 _NUMBERS = {kind: number for number, kind in BLOCK_TYPES.items()}
+_NVFP4 = 256
+"""Its number in the kernels; those of GGUF are smaller."""
 
 
 class BlockWeight(KernelWeight):
@@ -36,13 +39,22 @@ def keep_blocks(weight: Tensor) -> BlockWeight | None:
     columns of different types where a panel has one."""
     if not isinstance(weight, StoredTensor) or weight.dtype is not torch.float32 or weight.is_transposed:
         return None
-    codecs = [piece.codec for piece in weight.pieces]
-    kinds = [_NUMBERS[codec.kind] for codec in codecs if isinstance(codec, BlockCodec) and not codec.is_dense]
-    if len(kinds) < len(codecs):
+    found = [blocks for piece in weight.pieces if (blocks := _blocks_of(piece)) is not None]
+    if len(found) < len(weight.pieces):
         return None
-    rows = [part for piece in weight.pieces for part in piece.parts]
+    kinds, rows = zip(*found, strict=True)
     packed: Tensor | None = torch.ops.twostep.pack_blocks(rows, kinds)
     return None if packed is None else BlockWeight(weight.shape, packed)
+
+
+def _blocks_of(piece: StoredRows) -> tuple[int, Tensor] | None:
+    """Returns the kind of blocks that the rows consist of, as the kernels number them, and their bytes; None if of
+    none."""
+    if isinstance(piece.codec, NvFp4):
+        return _NVFP4, piece.codec.blocks(*piece.parts)
+    if isinstance(piece.codec, BlockCodec) and not piece.codec.is_dense:
+        return _NUMBERS[piece.codec.kind], piece.parts[0]
+    return None
 
 
 class BlockEmbedding(WeightHandle):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["LookedUp", "MxFp4", "PackedIntegers", "Scaled", "packed", "unpacked"]
+__all__ = ["LookedUp", "MxFp4", "NvFp4", "PackedIntegers", "Scaled", "packed", "unpacked"]
 
 _FP4_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
@@ -60,6 +60,24 @@ class MxFp4:
         codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(2)
         powers = torch.tensor([2.0 ** (exponent - 127) for exponent in range(255)] + [float("nan")])
         return (torch.tensor(_FP4_LEVELS)[codes.int()] * powers[exponents.int()][..., None]).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class NvFp4:
+    """Numbers of 4 bits (e2m1), two in a byte, the first in its lower half, times a scale of 8 bits (e4m3) for each 16,
+    which a factor of the row multiplies first."""
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        """Decodes bytes [R, K / 2], scales [R, K / 16] and factors [R, 1]."""
+        packed, scales, factors = parts
+        codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+        return torch.tensor(_FP4_LEVELS)[codes.int()] * spread(scales.float() * factors, 16, codes.shape[1])
+
+    def blocks(self, *parts: Tensor) -> Tensor:
+        """Returns rows of bytes: the factor, and for each 16 numbers their scale before them."""
+        packed, scales, factors = parts
+        groups = [scales.view(torch.uint8)[..., None], packed.view(*scales.shape, 8)]
+        return torch.cat([factors.contiguous().view(torch.uint8), torch.cat(groups, dim=2).flatten(1)], dim=1)
 
 
 @dataclass(frozen=True, slots=True)

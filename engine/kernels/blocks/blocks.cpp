@@ -69,11 +69,15 @@ class BlockWriter {
 
 template <class Kind>
 void pack_panel(const StoredRow* rows, int64_t num_rows, int64_t num_blocks, uint8_t* panel) {
+  using Size = Sizes<Kind>;
+  for (int64_t column = 0; column < num_rows; ++column) {
+    std::memcpy(panel + column * Size::kRowFactors, rows[column].at, Size::kRowFactors);
+  }
   for (int64_t i = 0; i < num_blocks; ++i) {
-    BlockWriter<Kind> writer(panel + i * Sizes<Kind>::kBlock);
+    BlockWriter<Kind> writer(panel + Size::kFactors + i * Size::kBlock);
     for (int64_t column = 0; column < num_rows; ++column) {
       Block block;
-      Kind::read(rows[column].at + i * Kind::kBytes, block);
+      Kind::read(rows[column].at + Size::kRowFactors + i * Kind::kBytes, block);
       writer.add(block, column);
     }
     writer.write_codes();
@@ -84,7 +88,8 @@ void pack_panel(const StoredRow* rows, int64_t num_rows, int64_t num_blocks, uin
 int64_t numbers_of(int64_t kind, int64_t row_bytes) {
   int64_t numbers = 0;
   with_kind(kind, [&]<class Kind>() {
-    if (row_bytes % Kind::kBytes == 0) numbers = row_bytes / Kind::kBytes * Kind::kNumbers;
+    const int64_t bytes = row_bytes - Sizes<Kind>::kRowFactors;
+    if (bytes >= 0 && bytes % Kind::kBytes == 0) numbers = bytes / Kind::kBytes * Kind::kNumbers;
   });
   return numbers;
 }
@@ -117,7 +122,7 @@ std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kin
     if (std::any_of(&rows[first], &rows[0] + end, [&](const auto& row) { return row.kind != kind; })) return {};
     panels.push_back({kind, size});
     with_kind(kind, [&]<class Kind>() {
-      size += round_up(k / Kind::kNumbers * Sizes<Kind>::kBlock, kLineBytes);
+      size += round_up(Sizes<Kind>::kFactors + k / Kind::kNumbers * Sizes<Kind>::kBlock, kLineBytes);
     });
   }
   at::Tensor packed = zeros_in_huge_pages({size}, pieces[0].options());
@@ -139,7 +144,8 @@ void expand_row(const Header& header, int64_t row, float* to) {
   static thread_local Group group;
   const int64_t panel = row / kColumns, column = row % kColumns;
   const Reader reader = reader_of(header.panels[panel].kind);
-  const uint8_t* block = header.start_of(panel);
+  group.factors = header.start_of(panel);
+  const uint8_t* block = group.factors + reader.factor_bytes;
   for (int64_t k = 0; k < header.k; block += reader.block_bytes) {
     for (int64_t g = 0; g < reader.groups; ++g) {
       reader.expand(block, g, group);

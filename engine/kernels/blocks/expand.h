@@ -18,7 +18,8 @@ namespace twostep::blocks {
 struct alignas(64) Group {
   uint8_t buffer[kMostGroup * kColumns];  // of other codes
   float scales[kColumns], offsets[kColumns];
-  const uint8_t* codes;  // [numbers along K, kColumns] int8
+  const uint8_t* codes;    // [numbers along K, kColumns] int8
+  const uint8_t* factors;  // [kColumns] float32, of a panel that has them
 };
 
 // code -> number, in place
@@ -110,29 +111,42 @@ inline PartF load_powers(const uint8_t* bytes) {
   return (PartF)bits;
 }
 
+// Numbers of 8 bits (e4m3) that are not NaN, halved: the codes of such a kind are doubled.
+inline PartF load_e4m3(const uint8_t* bytes) {
+  typedef uint8_t Bytes __attribute__((vector_size(kPartLanes)));
+  Bytes all;
+  std::memcpy(&all, bytes, sizeof(all));
+  const PartU bits = __builtin_convertvector(all, PartU), magnitude = bits & 0x7f;
+  const PartF subnormal = __builtin_convertvector((PartI)magnitude, PartF) * 0x1p-10f;
+  const PartF number = magnitude < 8 ? subnormal : (PartF)((magnitude << 20) + (119u << 23));
+  return (PartF)((PartU)number | (bits & 0x80) << 24);
+}
+
 // A kind's scales and offsets of the columns of a vector; levels are those of a group.
 template <class Kind>
-inline void expand_scales(const uint8_t* halves, const uint8_t* levels, int64_t column, float* scales, float* offsets) {
+inline void expand_scales(const uint8_t* halves, const uint8_t* levels, int64_t column, Group& to) {
   PartF scale, offset = -PartF{};
   if constexpr (Kind::kHalves > 0) scale = load_halves(halves + 2 * column);
   if constexpr (Kind::kHalves == 2) offset = load_halves(halves + 2 * (kColumns + column));
+  if constexpr (Kind::kFactors > 0) std::memcpy(&scale, to.factors + 4 * column, sizeof(scale));
   if constexpr (Kind::kIsPower) scale = load_powers(levels + column);
+  else if constexpr (Kind::kIsE4m3) scale *= load_e4m3(levels + column);
   else if constexpr (Kind::kLevels == 1) scale *= load_signed_bytes(levels + column);
   else if constexpr (Kind::kLevels == 2) {
     scale *= load_unsigned_bytes(levels + column);
     offset = -(offset * load_unsigned_bytes(levels + kColumns + column));
   }
-  std::memcpy(scales + column, &scale, sizeof(scale));
-  std::memcpy(offsets + column, &offset, sizeof(offset));
+  std::memcpy(to.scales + column, &scale, sizeof(scale));
+  std::memcpy(to.offsets + column, &offset, sizeof(offset));
 }
 
-// Expands a group of the block of a panel that begins there.
+// Expands a group of the block of a panel that begins there. `to` has the panel's factors.
 template <class Kind>
 void expand(const uint8_t* block, int64_t group, Group& to) {
   using Size = Sizes<Kind>;
   const uint8_t* levels = block + Size::kHalves + group * Size::kGroup;
   for (int64_t column = 0; column < kColumns; column += kPartLanes) {
-    expand_scales<Kind>(block, levels, column, to.scales, to.offsets);
+    expand_scales<Kind>(block, levels, column, to);
   }
   const uint8_t* codes = levels + Size::kLevels;
   to.codes = Kind::kLowBits == 8 ? codes : to.buffer;
@@ -143,10 +157,11 @@ void expand(const uint8_t* block, int64_t group, Group& to) {
 struct Reader {
   void (*expand)(const uint8_t* block, int64_t group, Group& to);
   int64_t group, groups, block_bytes;  // numbers of a group along K, groups of a block, bytes of a block of a panel
+  int64_t factor_bytes;                // of a panel
 
   template <class Kind>
   static constexpr Reader of() {
-    return {expand_kind<Kind>, Kind::kGroup, Kind::kGroups, Sizes<Kind>::kBlock};
+    return {expand_kind<Kind>, Kind::kGroup, Kind::kGroups, Sizes<Kind>::kBlock, Sizes<Kind>::kFactors};
   }
 
  private:

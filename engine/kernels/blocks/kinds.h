@@ -1,6 +1,7 @@
-// The kinds of blocks that GGUF files store numbers in: what a block in the file consists of. A kind's number is the
-// file's, its formula that of llama.cpp's ggml-quants.c: a number is `code * scale + offset`, or `code * scale`. Scales
+// The kinds of blocks that files store numbers in: what a block in the file consists of. A kind's number is that of
+// GGUF, its formula that of llama.cpp's ggml-quants.c: a number is `code * scale + offset`, or `code * scale`. Scales
 // are made of what the members of `Block` hold (see expand.h); engine/checkpoint/gguf/blocks.py is the plain path.
+// NVFP4 is that of safetensors, whose plain path is in engine/checkpoint/published/codecs.py.
 
 #pragma once
 
@@ -45,6 +46,8 @@ struct Shape {
   static constexpr int kBias = 0;            // which is taken from a code
   static constexpr const int8_t* kTable = nullptr;  // or what a code stands for
   static constexpr bool kIsPower = false;           // whether a level is the exponent of a power of two
+  static constexpr bool kIsE4m3 = false;            // or a number of 8 bits
+  static constexpr int kFactors = 0;  // float32 numbers that a row begins with, which multiply its scales
 };
 
 inline constexpr int8_t kInt4Table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -108,6 +111,17 @@ struct MXFP4 : Shape<32, 17, 32, 4, 0, 0, 1> {
   static void read(const uint8_t* from, Block& to) {
     to.levels[0][0] = from[0];
     read_nibbles(from + 1, 16, to.codes);
+  }
+};
+
+// Codes of neighbours share bytes.
+struct NVFP4 : Shape<16, 9, 16, 4, 0, 0, 1> {
+  static constexpr const int8_t* kTable = kFp4Table;
+  static constexpr bool kIsE4m3 = true;
+  static constexpr int kFactors = 1;
+  static void read(const uint8_t* from, Block& to) {
+    to.levels[0][0] = from[0];
+    for (int i = 0; i < kNumbers; ++i) to.codes[i] = from[1 + i / 2] >> i % 2 * 4 & 15;
   }
 };
 
@@ -190,7 +204,7 @@ struct Q3_K : Shape<256, 110, 16, 2, 1, 1, 1> {
   }
 };
 
-// Calls f.operator()<Kind>() for the kind that has that number in files; returns whether there is one.
+// Calls f.operator()<Kind>() for the kind of that number; returns whether there is one.
 template <class F>
 bool with_kind(int64_t number, const F& f) {
   switch (number) {
@@ -207,6 +221,7 @@ bool with_kind(int64_t number, const F& f) {
     case 20: f.template operator()<IQ4_NL>(); return true;
     case 23: f.template operator()<IQ4_XS>(); return true;
     case 39: f.template operator()<MXFP4>(); return true;
+    case 256: f.template operator()<NVFP4>(); return true;
     default: return false;
   }
 }

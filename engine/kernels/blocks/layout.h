@@ -1,9 +1,10 @@
 // The layout of a weight that stays in the blocks of a file: panels of columns, each of one kind of blocks.
 //
-// A panel has one block of all its columns after the other along K. Such a block begins with the halves, column by
-// column; then come the groups, each with its levels, column by column, and its codes in two planes, of the low bits
-// and of the high ones. In a plane the codes of all columns for one place along K follow each other, and parts of it
-// share bytes: the lowest bits of all bytes are those of the first codes, the next bits those of the codes after them.
+// A panel begins with the factors of its columns, if its kind has them. Then it has one block of all its columns after
+// the other along K. Such a block begins with the halves, column by column; then come the groups, each with its levels,
+// column by column, and its codes in two planes, of the low bits and of the high ones. In a plane the codes of all
+// columns for one place along K follow each other, and parts of it share bytes: the lowest bits of all bytes are those
+// of the first codes, the next bits those of the codes after them.
 
 #pragma once
 
@@ -29,6 +30,7 @@ struct Sizes {
   static constexpr int64_t kLevels = Kind::kLevels * kColumns, kGroup = kLevels + kLow + kHigh;
   static constexpr int64_t kHalves = Kind::kHalves * kColumns * sizeof(uint16_t);
   static constexpr int64_t kBlock = kHalves + Kind::kGroups * kGroup;
+  static constexpr int64_t kRowFactors = Kind::kFactors * sizeof(float), kFactors = kRowFactors * kColumns;
 };
 
 struct Panel {

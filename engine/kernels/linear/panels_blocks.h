@@ -47,6 +47,7 @@ struct BlockPanels {
     Steps(const BlockPanels& panels, const Piece& piece)
         : reader_(panels.reader_of(piece)), group_(&panels.group), block_(panels.start_of(piece)),
           next_(piece.step * kStep / reader_.group % reader_.groups), kept_(panels.kept) {
+      group_->factors = panels.header.start_of(piece.panel);
       if constexpr (kPrefetches) {
         const int64_t lines = divide_up(panels.bytes_of(piece), kLineBytes);
         ahead_ = Prefetcher(block_ + kAheadBytes, lines, 0, 1, piece.steps);
@@ -91,7 +92,8 @@ struct BlockPanels {
   blocks::Reader reader_of(const Piece& piece) const { return blocks::reader_of(header.panels[piece.panel].kind); }
   const uint8_t* start_of(const Piece& piece) const {
     const blocks::Reader reader = reader_of(piece);
-    return header.start_of(piece.panel) + piece.step * kStep / (reader.group * reader.groups) * reader.block_bytes;
+    const int64_t blocks = piece.step * kStep / (reader.group * reader.groups);
+    return header.start_of(piece.panel) + reader.factor_bytes + blocks * reader.block_bytes;
   }
   int64_t bytes_of(const Piece& piece) const {
     const blocks::Reader reader = reader_of(piece);

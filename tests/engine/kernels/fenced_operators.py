@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from engine.checkpoint.gguf.block_types import BLOCK_TYPES
+from engine.checkpoint.gguf.block_types import BLOCK_TYPES, BlockType
 from engine.kernels import load_kernels
 from engine.weights.affine_quantization import BITS, NUM_REFITS
 from engine.weights.packing_policy import packing_for
@@ -137,11 +137,12 @@ def _recurrent() -> Iterator[Case]:
 
 def _blocks() -> Iterator[Case]:
     ops, n, num_blocks = torch.ops.twostep, 70, 3
-    for number, kind in BLOCK_TYPES.items():
+    for number, kind in {**BLOCK_TYPES, 256: BlockType("NVFP4", 16, 9)}.items():
         if kind.num_numbers > 1:
             k, name = num_blocks * kind.num_numbers, f"of {kind.name}"
             # No byte is as large as those that would make a number of 16 bits infinite.
-            rows = torch.randint(60, (n, num_blocks * kind.num_bytes), dtype=torch.uint8)
+            num_bytes = num_blocks * kind.num_bytes + (4 if kind.name == "NVFP4" else 0)
+            rows = torch.randint(60, (n, num_bytes), dtype=torch.uint8)
             yield f"pack_blocks {name}", lambda rows, kind: ops.pack_blocks([rows], [kind]), (rows, number)
             packed = ops.pack_blocks([rows], [number])
             yield f"take_block_rows {name}", ops.take_block_rows, (packed, torch.tensor([0, n - 1, 7]))

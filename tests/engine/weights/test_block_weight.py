@@ -1,6 +1,7 @@
-"""Weights in the blocks of GGUF files: exactly the products, and the rows, of their numbers in float32."""
+"""Weights in the blocks of GGUF files and in NVFP4: exactly the products, and the rows, of their numbers in float32."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from engine.checkpoint.gguf.block_types import BLOCK_TYPES
 from engine.checkpoint.gguf.blocks import BlockCodec
+from engine.checkpoint.published.codecs import NvFp4
 from engine.checkpoint.stored_tensor import StoredRows, StoredTensor
 from engine.weights.block_weight import BlockEmbedding, BlockWeight, keep_blocks
 from engine.weights.linear import PackedLinear, prepare_linears
@@ -24,12 +26,34 @@ from tests.engine.checkpoint.gguf_files import stored
 
 pytestmark = pytest.mark.usefixtures("ops", "two_threads")
 
-KINDS = [Type(number) for number, kind in BLOCK_TYPES.items() if kind.num_numbers > 1]
+Kind = Type | Literal["NVFP4"]
+GGUF_KINDS = [Type(number) for number, kind in BLOCK_TYPES.items() if kind.num_numbers > 1]
+KINDS: list[Kind] = [*GGUF_KINDS, "NVFP4"]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 64, 97, 193, 400)
 MOST_COLUMNS = 64  # of a panel
 
 
-def weight_of(kind: Type, *shape: int, seed: int = 0) -> StoredTensor:
+def name_of(kind: Kind) -> str:
+    return "NVFP4" if kind == "NVFP4" else kind.name
+
+
+def nvfp4(codes: Tensor, scales: Tensor, factors: Tensor) -> StoredTensor:
+    """Codes [..., K] as they are stored, with scales [..., K / 16] in 8 bits, and factors [...]."""
+    rows = (codes[..., ::2] | codes[..., 1::2] << 4).flatten(0, -2), scales.flatten(0, -2), factors.reshape(-1, 1)
+    return StoredTensor([StoredRows(NvFp4(), rows)], codes.shape, torch.float32)
+
+
+def random_nvfp4(shape: tuple[int, ...], seed: int) -> StoredTensor:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(16, shape, dtype=torch.uint8, generator=generator)
+    scales = torch.rand(*shape[:-1], shape[-1] // 16, generator=generator) * 448
+    factors = torch.rand(shape[:-1], generator=generator) * 1e-3  # each row's its own, as where projections are joined
+    return nvfp4(codes, scales.to(torch.float8_e4m3fn), factors)
+
+
+def weight_of(kind: Kind, *shape: int, seed: int = 0) -> StoredTensor:
+    if kind == "NVFP4":
+        return random_nvfp4(shape, seed)
     numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
     raw = torch.from_numpy(stored(numbers, kind)).view(-1, stored(numbers[..., :1, :], kind).shape[-1])
     return StoredTensor([StoredRows(BlockCodec(BLOCK_TYPES[kind.value]), (raw,))], shape, torch.float32)
@@ -51,13 +75,13 @@ def assert_exact(weight: StoredTensor, rows: Sequence[int] = ROWS) -> None:
     assert torch.equal(blocks.rows(torch.arange(weight.shape[0])), numbers)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_products_are_those_of_the_numbers(kind: Type) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+def test_products_are_those_of_the_numbers(kind: Kind) -> None:
     for n, k in ((1, 256), (100, 512), (131, 2304)):
         assert_exact(weight_of(kind, n, k))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", GGUF_KINDS, ids=name_of)
 def test_every_number_comes_back_with_its_sign(kind: Type) -> None:
     """Of random bytes, with factors of both signs, zeros and infinities among them."""
     shape, kind_of = (70, 512), BLOCK_TYPES[kind.value]
@@ -72,6 +96,13 @@ def test_every_number_comes_back_with_its_sign(kind: Type) -> None:
     assert numbers[:40].isfinite().all()
 
 
+def test_every_scale_of_8_bits_comes_back_with_every_code() -> None:
+    codes = torch.arange(16, dtype=torch.uint8).repeat(3, 254)
+    scales = torch.tensor([byte for byte in range(256) if byte & 127 < 127], dtype=torch.uint8).repeat(3, 1)
+    weight = nvfp4(codes, scales.view(torch.float8_e4m3fn), torch.tensor([1.0, 1 / 3, -2.7e-6]))
+    assert torch.equal(packed(weight).rows(torch.arange(3)), weight.expanded())
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
@@ -80,13 +111,14 @@ def test_every_number_comes_back_with_its_sign(kind: Type) -> None:
     rows=st.integers(1, 50),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_size_is_exact(kind: Type, n: int, num_blocks: int, rows: int, seed: int) -> None:
+def test_any_size_is_exact(kind: Kind, n: int, num_blocks: int, rows: int, seed: int) -> None:
     torch.manual_seed(seed)
-    assert_exact(weight_of(kind, n, num_blocks * BLOCK_TYPES[kind.value].num_numbers, seed=seed), (rows,))
+    size = 16 if kind == "NVFP4" else BLOCK_TYPES[kind.value].num_numbers
+    assert_exact(weight_of(kind, n, num_blocks * size, seed=seed), (rows,))
 
 
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K], ids=lambda kind: kind.name)
-def test_a_row_has_the_same_bits_in_any_batch(kind: Type) -> None:
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K, "NVFP4"], ids=name_of)
+def test_a_row_has_the_same_bits_in_any_batch(kind: Kind) -> None:
     blocks, x = packed(weight_of(kind, 200, 1024)), torch.randn(100, 1024)
     alone = torch.cat([blocks.multiply(row[None], None) for row in x])
     assert torch.equal(blocks.multiply(x, None), alone)
@@ -96,7 +128,7 @@ def test_a_row_has_the_same_bits_in_any_batch(kind: Type) -> None:
 
 def test_columns_of_several_types_are_joined_panel_by_panel() -> None:
     parts = [weight_of(Type.Q4_K, 2 * MOST_COLUMNS, 512), weight_of(Type.Q6_K, MOST_COLUMNS, 512)]
-    parts.append(weight_of(Type.Q8_0, 5, 512))
+    parts += [weight_of("NVFP4", MOST_COLUMNS, 512), weight_of(Type.Q8_0, 5, 512)]
     joined = torch.cat(parts)
     assert isinstance(joined, StoredTensor)
     assert_exact(joined)
@@ -120,9 +152,11 @@ def test_numbers_of_16_bits_are_rounded_as_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"), [(Type.Q8_0, 8.5), (Type.Q4_0, 4.5), (Type.Q4_K, 4.75), (Type.Q6_K, 6.57)], ids=str
+    ("kind", "bits"),
+    [(Type.Q8_0, 8.5), (Type.Q4_0, 4.5), (Type.Q4_K, 4.75), (Type.Q6_K, 6.57), ("NVFP4", 4.5)],
+    ids=str,
 )
-def test_blocks_take_about_the_bytes_of_the_file(kind: Type, bits: float) -> None:
+def test_blocks_take_about_the_bytes_of_the_file(kind: Kind, bits: float) -> None:
     assert packed(weight_of(kind, 256, 2048)).nbytes * 8 / (256 * 2048) <= bits + 0.05
 
 
@@ -140,7 +174,8 @@ def test_other_rows_are_refused() -> None:
         torch.ops.twostep.take_block_rows(torch.zeros(640, dtype=torch.uint8), torch.tensor([0]))
 
 
-def test_experts_stay_in_blocks() -> None:
+@pytest.mark.parametrize("kinds", [(Type.Q4_0, Type.Q5_0), ("NVFP4", "NVFP4")], ids=str)
+def test_experts_stay_in_blocks(kinds: tuple[Kind, Kind]) -> None:
     def experts_of(up: Tensor, down: Tensor) -> PackedExperts:
         config = Qwen3MoeConfig(hidden_size=64, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
         experts = Qwen3MoeExperts(config)
@@ -148,7 +183,7 @@ def test_experts_stay_in_blocks() -> None:
         experts.down_proj = nn.Parameter(down, requires_grad=False)
         return PackedExperts(experts, packing_for("none", True).layers)
 
-    up, down = weight_of(Type.Q4_0, 4, 64, 64), weight_of(Type.Q5_0, 4, 64, 32)
+    up, down = weight_of(kinds[0], 4, 64, 64), weight_of(kinds[1], 4, 64, 32)
     blocks, plain = experts_of(up, down), experts_of(up.expanded(), down.expanded())
     assert blocks.kernel is not None and all(isinstance(each, BlockWeight) for each in blocks.up.weights)
     for rows in (1, 3, 20):
