@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.checkpoint.config_numbers import check_numbers
 from engine.checkpoint.gguf.folder import gguf_folder
-from engine.checkpoint.published.scheme import check_scheme
+from engine.checkpoint.published.scheme import check_scheme, scheme_of
 from engine.core.errors import ModelError, UnsupportedModelError
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:\w+)?")
@@ -64,15 +64,26 @@ def check_checkpoint(model: str, is_draft: bool = False) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the content of config.json. Raises ModelError."""
-    path = folder / "config.json"
+    """Returns the content of config.json, with the scheme that ModelOpt may have written beside it. Raises
+    ModelError."""
+    config = _object_in(folder / "config.json")
+    beside = folder / "hf_quant_config.json"
+    if scheme_of(config) is None and beside.is_file():
+        scheme = _object_in(beside)
+        inner = scheme.get("quantization")
+        if isinstance(inner, dict) and inner.get("quant_algo") is not None:  # else only keys and values are quantized
+            config["quantization_config"] = {**scheme, "quant_method": "modelopt"}
+    return config
+
+
+def _object_in(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(_content(path))
+        content = json.loads(_content(path))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(config, dict):
+    if not isinstance(content, dict):
         raise ModelError(f"{path} is damaged: it holds no JSON object.")
-    return config
+    return content
 
 
 def check_model_type(config: Mapping[str, Any], model: str, trust_remote_code: bool) -> None:

@@ -12,7 +12,7 @@ from engine.checkpoint.gguf.header import read_gguf
 from engine.checkpoint.gguf.weights import gguf_weights
 from engine.checkpoint.hub import optional_file, snapshot
 from engine.checkpoint.local import folder_of, is_gguf, is_local, read_config
-from engine.checkpoint.published.scheme import scheme_of
+from engine.checkpoint.published.scheme import check_scheme, scheme_of
 from engine.checkpoint.published.weights import published_weights
 from engine.checkpoint.safetensors_files import IsWanted, read_wanted, tensor_names
 
@@ -68,4 +68,8 @@ def needs_float32(model: str, revision: str | None) -> bool:
 
 def _scheme_of(model: str, revision: str | None) -> Mapping[str, Any] | None:
     path = optional_file(model, revision, "config.json")
-    return None if path is None else scheme_of(read_config(path.parent))
+    if path is None:
+        return None
+    config = read_config(path.parent)
+    check_scheme(config, model)
+    return scheme_of(config)

@@ -5,9 +5,11 @@ from typing import Any
 
 from engine.core.errors import UnsupportedModelError
 
-__all__ = ["check_scheme", "scheme_of"]
+__all__ = ["check_scheme", "is_nvfp4", "scheme_of"]
 
-_COMPRESSED = ("float-quantized", "naive-quantized", "int-quantized", "pack-quantized")
+_NVFP4 = "nvfp4-pack-quantized"
+_COMPRESSED = ("float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "mixed-precision", _NVFP4)
+_MODELOPT = ("NVFP4", "W4A16_NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 _HINT = "take the checkpoint that is not quantized, with --quantization int4 or int8 if its weights shall be small."
 
 
@@ -62,11 +64,19 @@ def _compressed_tensors(scheme: Mapping[str, Any]) -> str | None:
         return f"the format {str(unknown[0] if unknown else None)[:64]!r} cannot be served"
     for group in _groups(scheme):
         weights = group.get("weights") or {}
-        if weights.get("num_bits") not in (4, 8) or weights.get("type") not in ("int", "float"):
+        is_known = (weights.get("num_bits"), weights.get("type")) in ((4, "int"), (8, "int"), (8, "float"))
+        if (group.get("format") or scheme.get("format")) == _NVFP4:
+            is_known = is_nvfp4(weights)
+        if not is_known:
             return f"weights of {str(weights.get('num_bits'))[:64]} bits cannot be served"
     if scheme.get("sparsity_config") or scheme.get("transform_config"):
         return "sparse and transformed weights cannot be served"
     return None
+
+
+def is_nvfp4(weights: Mapping[str, Any]) -> bool:
+    """Whether a group of compressed-tensors has weights of 4 bits, floating point, in groups of 16."""
+    return [weights.get(name) for name in ("num_bits", "type", "group_size")] == [4, "float", 16]
 
 
 def _groups(scheme: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -82,11 +92,27 @@ def _bitsandbytes(scheme: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _modelopt(scheme: Mapping[str, Any]) -> str | None:
+    inner = scheme.get("quantization")
+    scheme = inner if isinstance(inner, Mapping) else scheme
+    layers = scheme.get("quantized_layers")
+    parts = [scheme]
+    if scheme.get("quant_algo") == "MIXED_PRECISION" and isinstance(layers, Mapping):
+        parts = [each if isinstance(each, Mapping) else {} for each in layers.values()]
+    for part in parts:
+        if part.get("quant_algo") not in _MODELOPT:
+            return f"quant_algo {str(part.get('quant_algo'))[:64]!r} cannot be served"
+        if "NVFP4" in part["quant_algo"] and part.get("group_size", 16) != 16:
+            return f"groups of {str(part['group_size'])[:64]} cannot be served"
+    return None
+
+
 _CHECKS = {
     "fp8": _fp8,
     "mxfp4": _mxfp4,
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
+    "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
 }

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.checkpoint.published.codecs import LookedUp, MxFp4, PackedIntegers, Scaled, packed, unpacked
+from engine.checkpoint.published.codecs import LookedUp, MxFp4, NvFp4, PackedIntegers, Scaled, packed, unpacked
+from engine.checkpoint.published.scheme import is_nvfp4
 from engine.checkpoint.safetensors_files import open_all
 from engine.checkpoint.stored_tensor import Codec, StoredRows, StoredTensor
 from engine.core.errors import ModelError, UnsupportedModelError
@@ -26,7 +27,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place in a word of each of eight columns that follow one another."""
 _INT8_UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes has it
 _ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "k_scale", "v_scale", "kv_scale")
-"""Last parts of names of tensors that only those read who round activations."""
+"""Last parts of names of tensors that only those read who round activations, keys or values."""
 
 
 def published_weights(folder: Path, scheme: Scheme, dtype: torch.dtype) -> Tensors:
@@ -164,7 +165,25 @@ def _take_compressed(name: str, tensors: Tensors, scheme: Scheme) -> Found | Non
     return _scaled(name, tensors, f"{name}_scale", f"{name}_zero_point", block)
 
 
+def _take_modelopt(name: str, tensors: Tensors, scheme: Scheme) -> Found | None:
+    if tensors[name].dtype is torch.uint8 and (factor := tensors.pop(f"{name}_scale_2", None)) is not None:
+        return _nvfp4(name, tensors.pop(name), tensors.pop(f"{name}_scale"), factor.float())
+    return _take_fp8(name, tensors, scheme)
+
+
+def _nvfp4(name: str, packed: Tensor, scales: Tensor, factor: Tensor) -> Found:
+    """Takes bytes [N, K / 2], scales [N, K / 16] and the factor of the tensor."""
+    if (packed.dtype, scales.dtype, factor.numel()) != (torch.uint8, torch.float8_e4m3fn, 1):
+        raise ValueError(f"it has {packed.dtype} times {scales.dtype} times {factor.numel()} factors")
+    columns = 2 * packed.shape[1]
+    if columns != 16 * scales.shape[1]:
+        raise ValueError(f"{scales.shape[1]} groups of 16 do not make {columns} columns")
+    return _matrix(name, NvFp4(), packed, scales, factor.reshape(1, 1).expand(len(packed), 1), columns=columns)
+
+
 def _take_packed(stem: str, tensors: Tensors, scheme: Scheme) -> Found:
+    if (divisor := tensors.pop(f"{stem}_global_scale", None)) is not None:
+        return _nvfp4(stem, tensors.pop(f"{stem}_packed"), tensors.pop(f"{stem}_scale"), 1 / divisor.float())
     bits = int(_weights_of(scheme)["num_bits"])
     words, scales = tensors.pop(f"{stem}_packed"), tensors.pop(f"{stem}_scale")
     num_rows, columns = tensors.pop(f"{stem}_shape").tolist()
@@ -183,8 +202,10 @@ def _take_packed(stem: str, tensors: Tensors, scheme: Scheme) -> Found:
 
 
 def _weights_of(scheme: Scheme) -> Mapping[str, Any]:
-    """Returns how weights are stored. Raises ValueError if different layers have them in different ways."""
-    groups: list[Mapping[str, Any]] = [group["weights"] for group in scheme["config_groups"].values()]
+    """Returns how weights are stored, but for those in NVFP4, of which the tensors say all. Raises ValueError if
+    different layers have them in different ways."""
+    found: list[Mapping[str, Any]] = [group["weights"] for group in scheme["config_groups"].values()]
+    groups = [each for each in found if not is_nvfp4(each)]
     if any((each["num_bits"], each["type"]) != (groups[0]["num_bits"], groups[0]["type"]) for each in groups):
         raise ValueError("layers differ in their bits")
     return groups[0]
@@ -231,5 +252,6 @@ _METHODS: dict[str, Callable[[str, Tensors, Scheme], Found | None]] = {
     "gptq": _take_gptq,
     "awq": _take_awq,
     "compressed-tensors": _take_compressed,
+    "modelopt": _take_modelopt,
     "bitsandbytes": _take_bitsandbytes,
 }

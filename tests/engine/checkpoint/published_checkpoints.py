@@ -47,7 +47,9 @@ def write_published(checkpoint: Path, method: str, changes: dict[str, Any] | Non
 
 
 def _is_taken(method: str, weight: Tensor) -> bool:
-    return weight.dim() == 3 and weight.shape[1] % 32 == 0 if method == "mxfp4" else weight.dim() == 2
+    if method == "mxfp4":
+        return weight.dim() == 3 and weight.shape[1] % 32 == 0
+    return weight.dim() == 2 and (not method.startswith(("nvfp4", "modelopt")) or weight.shape[1] % 16 == 0)
 
 
 def _fp8_blocks(weight: np.ndarray) -> Stored:
@@ -164,6 +166,33 @@ def _mxfp4(weight: np.ndarray) -> Stored:
     return tensors, np.ascontiguousarray(np.swapaxes(values, 1, 2))
 
 
+def _nvfp4(names: tuple[str, str, str, str], has_divisor: bool) -> Callable[[np.ndarray], Stored]:
+    """Stores bytes, scales, the factor of the tensor, or its reciprocal, and that of activations under these names."""
+
+    def store(weight: np.ndarray) -> Stored:
+        levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        groups = weight.reshape(len(weight), -1, 16).astype(np.float64)
+        factor = np.float32(np.abs(weight).max() / (6 * 448))
+        last = np.float32(1 / factor) if has_divisor else factor
+        factor = 1 / np.float64(last) if has_divisor else np.float64(last)
+        scales = torch.from_numpy(np.abs(groups).max(2) / 6 / factor).to(torch.float8_e4m3fn)
+        wide = scales.double().numpy()[..., None] * factor
+        codes = np.abs(np.abs(groups / wide)[..., None] - levels).argmin(3)
+        numbers = (levels[codes] * np.sign(groups) * wide).reshape(weight.shape)
+        codes = (codes | (groups < 0) * 8).reshape(weight.shape)
+        packed = torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
+        factors = torch.tensor([[last], [9.0]] if has_divisor else [last, 9.0])
+        return dict(zip(names, (packed, scales, *factors), strict=True)), numbers
+
+    return store
+
+
+def _by_shape(
+    wide: Callable[[np.ndarray], Stored], tall: Callable[[np.ndarray], Stored]
+) -> Callable[[np.ndarray], Stored]:
+    return lambda weight: (wide if weight.shape[0] < weight.shape[1] else tall)(weight)
+
+
 def _nf4(is_nested: bool) -> Callable[[np.ndarray], Stored]:
     def store(weight: np.ndarray) -> Stored:
         levels = np.sort(np.random.default_rng(4).uniform(-1, 1, 16)).astype(np.float32)
@@ -194,13 +223,16 @@ def _nf4(is_nested: bool) -> Callable[[np.ndarray], Stored]:
     return store
 
 
-def _compressed_scheme(kind: str, bits: int, type_: str) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": type_, "group_size": GROUP}
+def _compressed_scheme(kind: str, bits: int, type_: str, group: int = GROUP) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": type_, "group_size": group}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": {"weights": weights}}}
 
 
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+_NVFP4_SCHEME = _compressed_scheme("nvfp4-pack-quantized", 4, "float", 16)
+_NVFP4 = _nvfp4(("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"), has_divisor=True)
+_MODELOPT = _nvfp4(("weight", "weight_scale", "weight_scale_2", "input_scale"), has_divisor=False)
 METHODS: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], Stored]]] = {
     "fp8 in blocks": ({**_FP8, "weight_block_size": [BLOCK, BLOCK]}, _fp8_blocks),
     "fp8 by tensor": ({**_FP8, "dequantize": True}, _fp8("weight_scale_inv", ())),
@@ -217,4 +249,25 @@ METHODS: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], Stored]]] = {
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, _nf4(False)),
     "nf4 twice": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, _nf4(True)),
     "mxfp4": ({"quant_method": "mxfp4"}, _mxfp4),
+    "nvfp4": (_NVFP4_SCHEME, _NVFP4),
+    "nvfp4 and fp8": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "config_groups": {
+                "group_0": {**_NVFP4_SCHEME["config_groups"]["group_0"], "format": "nvfp4-pack-quantized"},
+                "group_1": {"weights": {"num_bits": 8, "type": "float"}, "format": "float-quantized"},
+            },
+        },
+        _by_shape(_fp8("weight_scale", (0, 1)), _NVFP4),
+    ),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8}}, _MODELOPT),
+    "modelopt with fp8": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"down": {"quant_algo": "FP8"}, "up": {"quant_algo": "W4A16_NVFP4", "group_size": 16}},
+        },
+        _by_shape(_fp8("weight_scale", ()), _MODELOPT),
+    ),
 }

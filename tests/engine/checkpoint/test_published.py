@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint.weight_source import stored_weights
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
+from engine.kernels import load_kernels
 from engine.model.loader import load_model
+from engine.weights.block_weight import BlockWeight
 from tests.engine.checkpoint.published_checkpoints import METHODS, write_published
 from tests.engine.golden_tokens import generate, generated, prompts
 from tests.engine.tiny_models import ReferenceModel, load_tiny, make_checkpoint
@@ -44,11 +46,52 @@ def test_tokens_equal_those_of_transformers(method: str, tmp_path: Path) -> None
     assert generate(model, 4, 7, caching=True, is_tight=True) == expected
 
 
-@pytest.mark.parametrize("method", ["fp8 in blocks", "gptq", "awq"])
+@pytest.mark.parametrize("method", ["fp8 in blocks", "gptq", "awq", "nvfp4", "modelopt"])
 def test_experts_that_are_matrices_of_their_own_are_joined(method: str, tmp_path: Path) -> None:
     path = make_checkpoint("qwen3_moe", tmp_path)
     reference = ReferenceModel(write_published(path, method))
     assert any(".experts.3.down_proj" in name for name in load_file(path / "model.safetensors"))
+    expected = [generated(reference, prompt) for prompt in prompts()]
+    assert generate(load_tiny(path, "auto"), 4, 7, caching=True, is_tight=True) == expected
+
+
+@pytest.mark.parametrize("method", ["nvfp4", "modelopt"])
+def test_nvfp4_stays_in_the_bits_of_the_file(method: str, tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path)
+    write_published(path, method)
+    load_kernels()
+    linears = {name: each for name, each in load_tiny(path, "auto").module.named_modules() if hasattr(each, "packed")}
+    assert len(linears) > 3
+    for name, linear in linears.items():
+        assert isinstance(linear.packed, BlockWeight) == (name != "lm_head"), name
+
+
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_the_scheme_of_modelopt_may_lie_beside_the_configuration(is_quantized: bool, tmp_path: Path) -> None:
+    """Without `quant_algo` it is about keys and values alone."""
+    path = make_checkpoint("llama", tmp_path)
+    if is_quantized:
+        write_published(path, "modelopt")
+    config = json.loads((path / "config.json").read_text())
+    algorithm = config.pop("quantization_config", {}).get("quant_algo")
+    (path / "config.json").write_text(json.dumps(config))
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}}
+    (path / "hf_quant_config.json").write_text(json.dumps(beside))
+    weights = stored_weights(str(path), None, torch.float32)
+    assert (weights is not None) == is_quantized
+    load_tiny(path)
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(ModelError, match="W4A8_AWQ"):
+        load_tiny(path)
+
+
+def test_scales_of_keys_and_values_round_nothing(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path)
+    reference = ReferenceModel(write_published(path, "modelopt"))
+    tensors = load_file(path / "model.safetensors")
+    scales = ("k_proj.k_scale", "v_proj.v_scale", "k_scale", "v_scale")
+    tensors |= {f"model.layers.0.self_attn.{name}": torch.tensor(0.5) for name in scales}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
     expected = [generated(reference, prompt) for prompt in prompts()]
     assert generate(load_tiny(path, "auto"), 4, 7, caching=True, is_tight=True) == expected
 
@@ -68,7 +111,13 @@ def test_a_scheme_inside_the_text_configuration_counts(tmp_path: Path) -> None:
         ("gptq", {"bits": 3}, "3 bits"),
         ("gptq", {"checkpoint_format": "marlin"}, "'marlin'"),
         ("awq", {"version": "gemv"}, "'gemv'"),
-        ("w4a16", {"format": "nvfp4-pack-quantized"}, "nvfp4"),
+        ("w4a16", {"format": "mxfp4-pack-quantized"}, "mxfp4"),
+        ("nvfp4", {"format": "pack-quantized"}, "4 bits"),
+        ("w4a16", {"format": "nvfp4-pack-quantized"}, "4 bits"),
+        ("nvfp4", {"transform_config": {"R1": {}}}, "transformed"),
+        ("modelopt", {"quant_algo": "NVFP4_AWQ"}, "'NVFP4_AWQ'"),
+        ("modelopt", {"group_size": 32}, "groups of 32"),
+        ("modelopt", {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"q": {"quant_algo": "MXFP8"}}}, "'MXFP8'"),
         ("w4a16", {"sparsity_config": {"format": "dense"}}, "sparse"),
         ("fp8 in blocks", {"weight_block_size": "all"}, "'all'|all"),
         ("fp8 in blocks", {"quant_method": "quark"}, "quark"),
@@ -93,7 +142,7 @@ def test_tensors_of_another_shape_are_refused(method: str, part: str, tmp_path: 
     stem = "mlp.experts.down_proj" if method == "mxfp4" else "self_attn.k_proj"
     stem = "mlp.experts.gate_up_proj" if method == "mxfp4" else stem
     names = sorted(name for name in tensors if f"layers.1.{stem}" in name and tensors[name].dim() > 0)
-    names = [name for name in names if not name.endswith(("_bias", "weight_shape", "quant_map"))]
+    names = [name for name in names if not name.endswith(("_bias", "weight_shape", "quant_map", "input_global_scale"))]
     name = names[0 if part == "first" else -1]
     tensors[name] = torch.cat([tensors[name], tensors[name][:3]])
     save_file(tensors, path / "model.safetensors", {"format": "pt"})

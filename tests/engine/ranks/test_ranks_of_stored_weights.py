@@ -39,7 +39,7 @@ def test_weights_in_blocks_divide_among_ranks(tmp_path: Path) -> None:
         assert packed and all(isinstance(own_part(each), BlockWeight) for each in packed)
 
 
-@pytest.mark.parametrize("method", ["gptq", "fp8 in blocks", "mxfp4"])
+@pytest.mark.parametrize("method", ["gptq", "fp8 in blocks", "mxfp4", "nvfp4"])
 def test_ranks_change_no_bit_of_published_precisions(method: str, tmp_path: Path) -> None:
     path = make_checkpoint("gpt_oss" if method == "mxfp4" else "qwen3", tmp_path)
     write_published(path, method)
