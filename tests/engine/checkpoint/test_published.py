@@ -66,6 +66,18 @@ def test_nvfp4_stays_in_the_bits_of_the_file(method: str, tmp_path: Path) -> Non
         assert isinstance(linear.packed, BlockWeight) == (name != "lm_head"), name
 
 
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_scales_of_other_columns_are_refused(num_groups: int, tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path)
+    write_published(path, "nvfp4")
+    tensors = load_file(path / "model.safetensors")
+    name = "model.layers.1.self_attn.k_proj.weight_scale"
+    tensors[name] = tensors[name].view(torch.uint8).repeat(1, 2)[:, :num_groups].contiguous().view(torch.float8_e4m3fn)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="groups of 16 do not make 32 columns"):
+        stored_weights(str(path), None, torch.float32)
+
+
 @pytest.mark.parametrize("is_quantized", [True, False])
 def test_the_scheme_of_modelopt_may_lie_beside_the_configuration(is_quantized: bool, tmp_path: Path) -> None:
     """Without `quant_algo` it is about keys and values alone."""
