@@ -150,33 +150,13 @@ def _sort_slots_kernel(chosen, slots, ends, num_slots, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["slots_of_row"])
 def _multiply_by_experts_kernel(
-    x,
-    addresses,
+    x, addresses,
     numbers,  # none, of the type that weights have
-    scales,
-    minimums,
-    x_scales,
-    biases,
-    y,
-    slots,
-    ends,
-    slots_of_row,
-    num_experts,
-    num_out,
-    num_in,
-    segment,
-    x_stride,
-    weight_stride,
-    num_groups,
-    IS_SORTED: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    NUM_SEGMENTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    ARE_HALVES: tl.constexpr,
-):
+    scales, minimums, x_scales, biases, y, slots, ends, slots_of_row, num_experts, num_out, num_in, segment,
+    x_stride, weight_stride, num_groups,
+    IS_SORTED: tl.constexpr, EXPERTS: tl.constexpr, NUM_SEGMENTS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, ARE_HALVES: tl.constexpr,
+):  # fmt: skip
     expert, first, end = _rows_of_tile(tl.program_id(1), ends, num_experts, EXPERTS, BLOCK_T)
     if expert >= num_experts:
         return
@@ -190,21 +170,10 @@ def _multiply_by_experts_kernel(
     scale_at = (expert.to(tl.int64) * num_out + row) * num_groups
     x_rows = x + rows.to(tl.int64) * x_stride
     total = tile_sum(
-        weight + row * weight_stride,
-        x_rows,
-        None if scales is None else scales + scale_at,
-        None if minimums is None else minimums + scale_at,
-        None if x_scales is None else x_scales + rows,
-        0,
-        segment,
-        num_in,
-        NUM_SEGMENTS,
-        BLOCK_N,
-        BLOCK_T,
-        BLOCK_K,
-        GROUP,
-        ARE_HALVES,
-    )
+        weight + row * weight_stride, x_rows, None if scales is None else scales + scale_at,
+        None if minimums is None else minimums + scale_at, None if x_scales is None else x_scales + rows,
+        0, segment, num_in, NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, ARE_HALVES,
+    )  # fmt: skip
     if biases is not None:
         bias = tl.load(biases + expert.to(tl.int64) * num_out + n, mask=n < num_out, other=0.0)
         total += bias.to(tl.float32)[:, None]

@@ -197,27 +197,13 @@ def _added(partials: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
-    x,
-    weight,
-    scales,
-    minimums,
-    x_scales,
-    bias,
+    x, weight, scales, minimums, x_scales, bias,
     out,  # [T, N] of x's format, or [segments, T, N] in float32
-    num_rows,
-    num_out,
-    num_in,
-    segment,
-    x_stride,
-    weight_stride,
-    scales_stride,
-    BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    num_rows, num_out, num_in, segment, x_stride, weight_stride, scales_stride,
+    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,  # that this program sums
-    GROUP: tl.constexpr,
-    ARE_HALVES: tl.constexpr,
-):
+    GROUP: tl.constexpr, ARE_HALVES: tl.constexpr,
+):  # fmt: skip
     tile_n, tile_t = _tile_of(tl.program_id(0), tl.cdiv(num_out, BLOCK_N), tl.cdiv(num_rows, BLOCK_T))
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     t = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
