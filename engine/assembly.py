@@ -12,6 +12,7 @@ from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker
 from engine.core.draft import Drafter
 from engine.core.request import Request
+from engine.core.stored_blocks import StoredBlocks
 from engine.engine import Engine, Runner
 from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
 from engine.host.openmp import shorten_spinning
@@ -34,6 +35,7 @@ from engine.scheduling.speculation.predicted_output import PredictedOutput
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
+from engine.scheduling.state_tiers import NoTieredCheckpoints, TieredCheckpoints
 
 _MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
 
@@ -61,9 +63,10 @@ def load_engine(config: EngineConfig, marker: Marker | None = None, kv_memory_fd
 
     runner, info, end_ranks = load_on_ranks(config, kv_memory_fd)
     tracer = open_tracer(config.trace)
-    store = open_store(config, info, runner.cache)
+    store = open_store(config, info, runner.cache, runner.states)
     if store is not None:
-        info = msgspec.structs.replace(info, kv_fingerprint=kv_fingerprint(config, info, runner.cache))
+        fingerprint = kv_fingerprint(config, info, runner.cache, runner.states)
+        info = msgspec.structs.replace(info, kv_fingerprint=fingerprint)
     records = open_records(config, info, runner.cache)
     grammars = load_grammars(config, info)
     return assemble(
@@ -150,10 +153,13 @@ def _kv_allocator(
         return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), _slots(info), draft_kv=draft_kv)
     cache, size = PrefixCache(config.block_size, records), (info.num_blocks, config.block_size)
     max_retained = int(info.num_blocks * config.prefix_retention_share)
-    if store is None or info.num_state_slots is not None:
+    if store is None:
         checkpoints = _checkpoints(config, info, cache)
         return KVAllocator(*size, cache, _slots(info), checkpoints, draft_kv, max_retained)
-    return TieredKVAllocator(*size, cache, draft_kv, store.blocks, costs, max_retained)
+    states = _tiered_checkpoints(config, info, cache, store.blocks)
+    return TieredKVAllocator(
+        *size, cache, _slots(info), states, draft_kv, max_retained, stored=store.blocks, costs=costs
+    )
 
 
 def _slots(info: EngineInfo) -> StateSlots | NoStateSlots:
@@ -161,11 +167,23 @@ def _slots(info: EngineInfo) -> StateSlots | NoStateSlots:
 
 
 def _checkpoints(config: EngineConfig, info: EngineInfo, cache: BlockCache) -> StateCheckpoints | NoStateCheckpoints:
-    """Returns the slots behind those of running requests."""
     if info.num_state_slots is None:
         return NoStateCheckpoints()
-    slots = range(info.num_state_slots, info.num_state_slots + info.num_state_checkpoints)
-    return StateCheckpoints(slots, config.checkpoint_tokens, config.block_size, cache)
+    return StateCheckpoints(_copy_slots(info), config.checkpoint_tokens, config.block_size, cache)
+
+
+def _tiered_checkpoints(
+    config: EngineConfig, info: EngineInfo, cache: BlockCache, stored: StoredBlocks
+) -> TieredCheckpoints | NoTieredCheckpoints:
+    if info.num_state_slots is None:
+        return NoTieredCheckpoints()
+    return TieredCheckpoints(_copy_slots(info), config.checkpoint_tokens, config.block_size, cache, stored)
+
+
+def _copy_slots(info: EngineInfo) -> range:
+    """Returns the slots behind those of running requests."""
+    assert info.num_state_slots is not None
+    return range(info.num_state_slots, info.num_state_slots + info.num_state_checkpoints)
 
 
 def _planner(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> SpeculationPlanner:

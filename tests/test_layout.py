@@ -28,7 +28,7 @@ MAY_IMPORT = {
         "scheduling.speculation": "core scheduling.cost",
         "runner": "attention core kernels mixers scheduling.speculation weights",
         "scheduling": "core scheduling.cost scheduling.speculation",
-        "kv_store": "attention checkpoint core host kernels",
+        "kv_store": "attention checkpoint core host kernels mixers",
         "grammar": "core host scheduling text",
         "model": "attention checkpoint core host kernels mixers runner text weights",
         "ranks": "attention core host kernels mixers model runner weights",

@@ -1,5 +1,6 @@
 """The batch that the scheduler hands to the model runner, and the output it gets back: plain frozen data, no torch."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +16,7 @@ class Phase(StrEnum):
 
 
 class Direction(StrEnum):
-    """LOAD copies a block from the KV store into the KV cache, STORE the other way round."""
+    """LOAD copies from the KV store into memory, STORE the other way round."""
 
     LOAD = "load"
     STORE = "store"
@@ -32,12 +33,41 @@ class BlockTransfer:
     """Hash of the block's tokens and of all before them, which names the block in the store."""
     token_ids: tuple[int, ...]
 
+    @property
+    def name(self) -> bytes:
+        return self.block_hash
+
+
+@dataclass(frozen=True, slots=True)
+class StateTransfer:
+    """A copy of recurrent states, made after a full block, to be copied between memory and the KV store, beside the
+    steps. Until it ends, no step writes the slot, and none reads one that is being loaded."""
+
+    direction: Direction
+    slot: int
+    block_hash: bytes
+    """Hash of the block after which the states are."""
+    token_ids: tuple[int, ...]
+    """Those of that block."""
+
+    @property
+    def name(self) -> bytes:
+        return name_of_states(self.block_hash)
+
+
+Transfer = BlockTransfer | StateTransfer
+
+
+def name_of_states(block_hash: bytes) -> bytes:
+    """Returns what names, in the KV store, the states after the block of this hash: the hash of no block."""
+    return hashlib.sha256(b"states" + block_hash).digest()
+
 
 @dataclass(frozen=True, slots=True)
 class EndedTransfer:
-    """How a `BlockTransfer` ended. A block whose loading did not succeed holds nothing."""
+    """How a transfer ended. A block or a slot whose loading did not succeed holds nothing."""
 
-    transfer: BlockTransfer
+    transfer: Transfer
     succeeded: bool
     seconds: float
     """What it took, without its time in the queue."""
@@ -100,7 +130,7 @@ class Batch:
 
     phase: Phase
     requests: tuple[ScheduledRequest, ...]
-    transfers: tuple[BlockTransfer, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:

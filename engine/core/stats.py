@@ -96,7 +96,7 @@ class StepStats(msgspec.Struct, frozen=True):
     store_bytes: int = 0
     """Size of the KV store's files, also those of other servers and models."""
     store_reads: int = 0
-    """Blocks that are being read from the KV store, or wait for that."""
+    """Files of the KV store that are being read, or wait for that."""
     store_read_bytes: int = 0
     """Bytes read from the KV store; a total."""
     store_written_bytes: int = 0

@@ -1,6 +1,6 @@
-"""The file of one block: a header, the block's bytes in all layers, a checksum of both.
+"""The file of one block, or of the states after it: a header, the bytes of all layers, a checksum of both.
 
-    magic | fingerprint | block hash | token ids | bytes | SHA-256 of all before
+    magic | fingerprint | name | token ids of the block | bytes | SHA-256 of all before
 
 The reader knows beforehand, from what it looks for, every byte of the header and the file's size, so nothing is parsed:
 a file is what it should be, or it is not used.
@@ -24,10 +24,10 @@ class DamagedFileError(Exception):
 
 
 class BlockFormat:
-    """Reads and writes the files of blocks of one kind."""
+    """Reads and writes the files of blocks, or of states, of one kind."""
 
     def __init__(self, fingerprint: bytes, block_size: int, num_bytes: int) -> None:
-        """`fingerprint` stands for all but the tokens that the `num_bytes` of a block depend on."""
+        """`fingerprint` stands for all but the tokens that the `num_bytes` of a file depend on."""
         self._beginning = _MAGIC + fingerprint
         self._block_size = block_size
         self._num_bytes = num_bytes
@@ -37,9 +37,9 @@ class BlockFormat:
         """Size of each file."""
         return len(self._header(bytes(_DIGEST_BYTES), (0,) * self._block_size)) + self._num_bytes + _DIGEST_BYTES
 
-    def write(self, fd: int, block_hash: bytes, token_ids: Sequence[int], parts: Sequence[Any]) -> None:
-        """Writes a block, whose bytes are those of the buffers `parts`, to an empty file. Raises OSError."""
-        parts = [self._header(block_hash, token_ids), *parts]
+    def write(self, fd: int, name: bytes, token_ids: Sequence[int], parts: Sequence[Any]) -> None:
+        """Writes what is named so, whose bytes are those of the buffers `parts`, to an empty file. Raises OSError."""
+        parts = [self._header(name, token_ids), *parts]
         digest = hashlib.sha256()
         for part in parts:
             digest.update(part)
@@ -48,9 +48,9 @@ class BlockFormat:
         if num_written != self.file_bytes:
             raise OSError(f"only {num_written} of {self.file_bytes} bytes were written")
 
-    def read(self, path: str, block_hash: bytes, token_ids: Sequence[int]) -> memoryview:
-        """Returns the bytes of a block. Raises DamagedFileError unless the file holds this block, and OSError."""
-        header = self._header(block_hash, token_ids)
+    def read(self, path: str, name: bytes, token_ids: Sequence[int]) -> memoryview:
+        """Returns the bytes of what is named so. Raises DamagedFileError unless the file holds it, and OSError."""
+        header = self._header(name, token_ids)
         content = memoryview(bytearray(self.file_bytes))
         fd = os.open(path, _READ_FLAGS)
         try:
@@ -67,5 +67,5 @@ class BlockFormat:
             raise DamagedFileError("its checksum is wrong")
         return content[len(header) : -_DIGEST_BYTES]
 
-    def _header(self, block_hash: bytes, token_ids: Sequence[int]) -> bytes:
-        return self._beginning + block_hash + array("q", token_ids).tobytes()
+    def _header(self, name: bytes, token_ids: Sequence[int]) -> bytes:
+        return self._beginning + name + array("q", token_ids).tobytes()

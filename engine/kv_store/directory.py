@@ -1,6 +1,8 @@
-"""The files of a KV store: which blocks there are, and which go when there are too many bytes. No torch.
+"""The files of a KV store: which there are, and which go when there are too many bytes. No torch.
 
-    DIR/<fingerprint>/<block hash>
+    DIR/<fingerprint>/<name>
+
+A block is named by its hash, and states by another one.
 
 Other servers may use the directory at the same time, with the same model or with others: files appear under their name
 by an atomic rename, their times of change tell when they were last used, and all of them count towards the budget. What
@@ -58,35 +60,35 @@ class StoreDirectory:
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def path(self, block_hash: bytes) -> str:
-        return f"{self._own}/{block_hash.hex()}"
+    def path(self, name: bytes) -> str:
+        return f"{self._own}/{name.hex()}"
 
-    def num_stored(self, block_hashes: Sequence[bytes]) -> int:
-        """Returns how many of the first blocks are stored, without a gap."""
+    def num_stored(self, names: Sequence[bytes]) -> int:
+        """Returns how many of the first files are there, without a gap."""
         with self._lock:
-            for index, block_hash in enumerate(block_hashes):
-                if self.path(block_hash) not in self._files:
+            for index, name in enumerate(names):
+                if self.path(name) not in self._files:
                     return index
-        return len(block_hashes)
+        return len(names)
 
-    def announce(self, block_hashes: Sequence[bytes]) -> None:
-        """Takes blocks as stored that another server says it has stored, the first of them as the last used. Asks
+    def announce(self, names: Sequence[bytes]) -> None:
+        """Takes files as there that another server says it has written, the first of them as the last used. Asks
         nothing of the file system: what size they have is seen at the next look, and those that are not there when they
         are read."""
         with self._lock:
-            for path in map(self.path, reversed(block_hashes)):
+            for path in map(self.path, reversed(names)):
                 self._files.setdefault(path, _File(0, 0))
 
-    def touch(self, block_hashes: Sequence[bytes]) -> None:
-        """Makes blocks the most recently used ones, the first of them above all, where they are stored."""
+    def touch(self, names: Sequence[bytes]) -> None:
+        """Makes files the most recently used ones, the first of them above all, where they are there."""
         with self._lock:
-            for path in map(self.path, reversed(block_hashes)):
+            for path in map(self.path, reversed(names)):
                 if path in self._files:
                     self._files.move_to_end(path)
                     self._used.pop(path, None)
                     self._used[path] = None
 
-    def add(self, block_hash: bytes, num_bytes: int, write: Callable[[int], None]) -> None:
+    def add(self, name: bytes, num_bytes: int, write: Callable[[int], None]) -> None:
         """Adds a file of `num_bytes`, which `write` writes to a descriptor. Raises OSError, and then there is none."""
         self._make_room(num_bytes)
         fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._own)  # with mode 0600
@@ -95,21 +97,21 @@ class StoreDirectory:
                 write(fd)
             finally:
                 os.close(fd)
-            os.rename(temporary, self.path(block_hash))
+            os.rename(temporary, self.path(name))
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)
             raise
         with suppress(OSError):  # another server may have deleted it already
-            self._put(self.path(block_hash), _file_of(os.stat(self.path(block_hash))))
+            self._put(self.path(name), _file_of(os.stat(self.path(name))))
 
-    def remove(self, block_hash: bytes) -> None:
-        """Forgets a block and deletes its file, if that is there and may be deleted."""
-        self._delete(self.path(block_hash))
+    def remove(self, name: bytes) -> None:
+        """Forgets a file and deletes it, if it is there and may be deleted."""
+        self._delete(self.path(name))
 
-    def forget(self, block_hash: bytes) -> None:
-        """Forgets a block whose file is not there, or not yet."""
-        self._forget(self.path(block_hash))
+    def forget(self, name: bytes) -> None:
+        """Forgets a file that is not there, or not yet."""
+        self._forget(self.path(name))
 
     def clear(self) -> None:
         """Deletes the files of this fingerprint."""

@@ -1,4 +1,4 @@
-"""Fingerprint of all that the KV of a token depends on beside the tokens: weights, format, and the order of every sum.
+"""Fingerprint of all that KV and states depend on beside the tokens: weights, format, and the order of every sum.
 
 What is not sure to leave the bits alone counts: a store that is found by too few costs time, by too many the truth.
 """
@@ -18,13 +18,14 @@ from engine.core.config import EngineConfig, EngineInfo
 from engine.host.code_digest import digests_of_packages, digests_of_python, library_settings
 from engine.kernels import load_kernels
 from engine.kernels.cpu_features import cpu_flags
+from engine.mixers.state import StateCache
 
-_CODE = ("attention", "checkpoint", "host", "kernels", "model", "runner", "weights")
+_CODE = ("attention", "checkpoint", "host", "kernels", "mixers", "model", "runner", "weights")
 """Packages of the engine that compute, or that read numbers."""
 
 
-def kv_fingerprint(config: EngineConfig, info: EngineInfo, cache: KVCache) -> str:
-    """Returns a hash, in 32 hexadecimal digits."""
+def kv_fingerprint(config: EngineConfig, info: EngineInfo, cache: KVCache, states: StateCache | None = None) -> str:
+    """Returns a hash, in 32 hexadecimal digits. `states` are those of a model that has some."""
     kernels = load_kernels()
     parts = {
         "weights": info.weights_fingerprint,
@@ -37,6 +38,7 @@ def kv_fingerprint(config: EngineConfig, info: EngineInfo, cache: KVCache) -> st
         "block": [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in chain.from_iterable(cache.layers)],
         "hidden states": None if cache.hidden is None else (cache.hidden.dtype, tuple(cache.hidden.shape[1:])),
         "made by": info.hidden_fingerprint,
+        "states": [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in states.states] if states else [],
         "kernels": kernels.path.name if kernels else torch.get_num_threads(),
         "torch": torch.__config__.show(),
         "transformers": importlib.metadata.version("transformers"),

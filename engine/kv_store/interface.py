@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.core.batch import BlockTransfer, EndedTransfer
+from engine.core.batch import EndedTransfer, Transfer
 from engine.core.stats import KVStoreStats
 from engine.core.stored_blocks import StoredBlocks
 
 
 class KVStore(Protocol):
-    """Runs block transfers on threads of its own. Its methods return at once, but for `wait` and `close`."""
+    """Runs transfers on threads of its own. Its methods return at once, but for `wait` and `close`."""
 
-    def start(self, transfers: Sequence[BlockTransfer]) -> None:
+    def start(self, transfers: Sequence[Transfer]) -> None:
         """Begins transfers; each is returned by `take_ended` once, whatever comes of it."""
 
     def take_ended(self) -> list[EndedTransfer]:
@@ -27,9 +27,9 @@ class KVStore(Protocol):
     @property
     def stats(self) -> KVStoreStats: ...
 
-    def remove(self, block_hashes: Sequence[bytes]) -> None:
-        """Deletes these blocks, if they are stored or were given to `start` before; they may still be found for a
-        moment."""
+    def remove(self, names: Sequence[bytes]) -> None:
+        """Deletes these blocks and states, if they are stored or were given to `start` before; they may still be found
+        for a moment."""
 
     def clear(self) -> None:
         """Deletes what is stored of this model, and what was given to `start` before; it may still be found for a
@@ -40,20 +40,20 @@ class KVStore(Protocol):
 
 
 class _NoBlocks:
-    def num_stored(self, block_hashes: Sequence[bytes]) -> int:
+    def num_stored(self, names: Sequence[bytes]) -> int:
         return 0
 
-    def announce(self, block_hashes: Sequence[bytes]) -> None:
+    def announce(self, names: Sequence[bytes]) -> None:
         pass
 
-    def touch(self, block_hashes: Sequence[bytes]) -> None:
+    def touch(self, names: Sequence[bytes]) -> None:
         pass
 
 
 class NullKVStore:
     """Stores nothing: the "off" state. It is never given a transfer."""
 
-    def start(self, transfers: Sequence[BlockTransfer]) -> None:
+    def start(self, transfers: Sequence[Transfer]) -> None:
         assert not transfers
 
     def take_ended(self) -> list[EndedTransfer]:
@@ -70,7 +70,7 @@ class NullKVStore:
     def stats(self) -> KVStoreStats:
         return KVStoreStats()
 
-    def remove(self, block_hashes: Sequence[bytes]) -> None:
+    def remove(self, names: Sequence[bytes]) -> None:
         pass
 
     def clear(self) -> None:

@@ -9,27 +9,53 @@ from engine.core.errors import ConfigError
 from engine.kv_store.block_file import BlockFormat
 from engine.kv_store.directory import StoreDirectory
 from engine.kv_store.fingerprint import kv_fingerprint
-from engine.kv_store.store import DiskKVStore
+from engine.kv_store.store import DiskKVStore, StoredMemory
+from engine.mixers.state import StateCache
 
 logger = logging.getLogger(__name__)
 
 
-def open_store(config: EngineConfig, info: EngineInfo, cache: KVCache) -> DiskKVStore | None:
+def open_store(
+    config: EngineConfig, info: EngineInfo, cache: KVCache, states: StateCache | None = None
+) -> DiskKVStore | None:
     """Returns the configured store; None if there is none, or if it cannot be used: a restarted engine goes on without
-    it. Raises ConfigError for a configuration that cannot work."""
+    it. `states` are those of a model that has some. Raises ConfigError for a configuration that cannot work."""
     if config.kv_store is None:
         return None
-    fingerprint = kv_fingerprint(config, info, cache)
-    num_bytes = sum(part.nbytes for part in cache.block_bytes(0))
-    block_format = BlockFormat(bytes.fromhex(fingerprint), config.block_size, num_bytes)
-    if block_format.file_bytes > config.kv_store_bytes:
+    if not info.can_cache_prefixes:
         raise ConfigError(
-            f"--kv-store-bytes {config.kv_store_bytes} is less than one block of {config.block_size} tokens takes, "
-            f"{block_format.file_bytes}: give it more."
+            "--kv-store keeps copies of recurrent states, for which --state-cache-memory-bytes leaves no room: a "
+            f"request's take {info.state_bytes_per_request} bytes."
         )
+    fingerprint = kv_fingerprint(config, info, cache, states)
+    blocks, kept_states = _memory_of_blocks(config, fingerprint, cache), None
+    if states is not None and states.states:
+        kept_states = _memory_of_states(config, fingerprint, states)
+    _check_size(config, f"one block of {config.block_size} tokens takes", blocks)
+    _check_size(config, "the recurrent states of one request take", kept_states)
     try:
         directory = StoreDirectory(Path(config.kv_store), fingerprint, config.kv_store_bytes)
     except OSError as error:
         logger.warning("no KV store: %s cannot be used: %s", config.kv_store, error)
         return None
-    return DiskKVStore(cache, directory, block_format)
+    return DiskKVStore(directory, blocks, kept_states)
+
+
+def _memory_of_blocks(config: EngineConfig, fingerprint: str, cache: KVCache) -> StoredMemory:
+    num_bytes = sum(part.nbytes for part in cache.block_bytes(0))
+    file_format = BlockFormat(bytes.fromhex(fingerprint), config.block_size, num_bytes)
+    return StoredMemory(cache.block_bytes, cache.fill_block, file_format)
+
+
+def _memory_of_states(config: EngineConfig, fingerprint: str, states: StateCache) -> StoredMemory:
+    num_bytes = sum(part.nbytes for part in states.slot_bytes(0))
+    file_format = BlockFormat(bytes.fromhex(fingerprint), config.block_size, num_bytes)
+    return StoredMemory(states.slot_bytes, states.fill_slot, file_format)
+
+
+def _check_size(config: EngineConfig, what_takes: str, memory: StoredMemory | None) -> None:
+    if memory is not None and memory.format.file_bytes > config.kv_store_bytes:
+        raise ConfigError(
+            f"--kv-store-bytes {config.kv_store_bytes} is less than {what_takes}, {memory.format.file_bytes}: "
+            "give it more."
+        )

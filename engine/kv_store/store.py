@@ -1,4 +1,4 @@
-"""Copies blocks between the KV cache and the store's files, on one thread that reads and one that writes."""
+"""Copies blocks and states between memory and the store's files, on one thread that reads and one that writes."""
 
 import logging
 import os
@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
-from engine.attention.kv_cache import KVCache
-from engine.core.batch import BlockTransfer, Direction, EndedTransfer
+import numpy as np
+
+from engine.core.batch import BlockTransfer, Direction, EndedTransfer, Transfer
 from engine.core.stats import KVStoreStats
 from engine.core.stored_blocks import StoredBlocks
 from engine.kv_store.block_file import BlockFormat, DamagedFileError
@@ -25,19 +27,29 @@ _PAUSE_S = 30.0  # between a write that failed and the next that is tried
 _LOG_EVERY_S = 60.0
 _CLOSE_S = 1.0
 
-_Work = BlockTransfer | Callable[[], None] | None  # for the writing thread; None ends it
+_Work = Transfer | Callable[[], None] | None  # for the writing thread; None ends it
+
+
+class StoredMemory(NamedTuple):
+    """Memory of blocks or of slots, which lies on the CPU, and the format of their files."""
+
+    bytes_of: Callable[[int], list[np.ndarray]]
+    """Returns the memory of one of them."""
+    fill: Callable[[int, memoryview], None]
+    """Overwrites it."""
+    format: BlockFormat
 
 
 class DiskKVStore:
     """A `KVStore` of files. Whatever the disk does short of hanging, transfers end: a read that fails is a miss, and
     what cannot be written is not stored."""
 
-    def __init__(self, cache: KVCache, directory: StoreDirectory, block_format: BlockFormat) -> None:
-        """Transfers the blocks of `cache`, which must be on the CPU."""
-        self._cache = cache
+    def __init__(self, directory: StoreDirectory, blocks: StoredMemory, states: StoredMemory | None = None) -> None:
+        """Transfers the blocks of the KV cache, and copies of states, if the model has some."""
         self._directory = directory
-        self._format = block_format
-        self._to_read: queue.SimpleQueue[BlockTransfer | None] = queue.SimpleQueue()
+        self._block_memory = blocks
+        self._state_memory = states
+        self._to_read: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._ended: deque[EndedTransfer] = deque()
         self._has_ended = threading.Event()
@@ -47,7 +59,7 @@ class DiskKVStore:
         self._refresh_again_s = time.monotonic() + _REFRESH_S
         self._threads = [_thread("kv-reader", self._read_all), _thread("kv-writer", self._write_all)]
 
-    def start(self, transfers: Sequence[BlockTransfer]) -> None:
+    def start(self, transfers: Sequence[Transfer]) -> None:
         for transfer in transfers:
             is_load = transfer.direction is Direction.LOAD
             self._num_reads += is_load
@@ -76,8 +88,8 @@ class DiskKVStore:
             store_damaged_files=self._num_damaged,
         )
 
-    def remove(self, block_hashes: Sequence[bytes]) -> None:
-        self._to_write.put(partial(self._remove, tuple(block_hashes)))
+    def remove(self, names: Sequence[bytes]) -> None:
+        self._to_write.put(partial(self._remove, tuple(names)))
 
     def clear(self) -> None:
         self._to_write.put(self._directory.clear)
@@ -96,21 +108,21 @@ class DiskKVStore:
         while (transfer := self._to_read.get()) is not None:
             self._read(transfer)
 
-    def _read(self, transfer: BlockTransfer) -> None:
+    def _read(self, transfer: Transfer) -> None:
         started_s = time.monotonic()
         succeeded = False
         try:
-            path = self._directory.path(transfer.block_hash)
-            content = self._format.read(path, transfer.block_hash, transfer.token_ids)
-            self._cache.fill_block(transfer.block_id, content)
-            self._read_bytes += self._format.file_bytes
+            memory, place = self._place_of(transfer)
+            path = self._directory.path(transfer.name)
+            memory.fill(place, memory.format.read(path, transfer.name, transfer.token_ids))
+            self._read_bytes += memory.format.file_bytes
             succeeded = True
         except DamagedFileError as error:
             self._num_damaged += 1
             self._log("a file of the KV store is damaged and will be computed again: %s: %s", path, error)
-            self._directory.remove(transfer.block_hash)
+            self._directory.remove(transfer.name)
         except FileNotFoundError:  # another server made room
-            self._directory.forget(transfer.block_hash)
+            self._directory.forget(transfer.name)
         except OSError as error:
             self._log("the KV store cannot be read: %s", error)
         finally:
@@ -124,16 +136,16 @@ class DiskKVStore:
                 work = self._to_write.get(timeout=_REFRESH_S)
                 if work is None:
                     return
-                self._write(work) if isinstance(work, BlockTransfer) else work()
+                work() if callable(work) else self._write(work)
             if time.monotonic() >= self._refresh_again_s:
                 self._directory.refresh()
                 self._refresh_again_s = time.monotonic() + _REFRESH_S
 
-    def _write(self, transfer: BlockTransfer) -> None:
+    def _write(self, transfer: Transfer) -> None:
         started_s = time.monotonic()
         succeeded = False
         try:
-            if started_s >= self._write_again_s and not self._directory.num_stored([transfer.block_hash]):
+            if started_s >= self._write_again_s and not self._directory.num_stored([transfer.name]):
                 self._add(transfer)
             succeeded = True
         except OSError as error:
@@ -142,23 +154,29 @@ class DiskKVStore:
         finally:
             self._end(transfer, succeeded, started_s)
 
-    def _remove(self, block_hashes: Sequence[bytes]) -> None:
-        for block_hash in block_hashes:
-            self._directory.remove(block_hash)
+    def _remove(self, names: Sequence[bytes]) -> None:
+        for name in names:
+            self._directory.remove(name)
 
-    def _add(self, transfer: BlockTransfer) -> None:
-        parts = self._cache.block_bytes(transfer.block_id)
-        num_bytes = self._format.file_bytes
+    def _add(self, transfer: Transfer) -> None:
+        memory, place = self._place_of(transfer)
+        parts, num_bytes = memory.bytes_of(place), memory.format.file_bytes
         self._directory.add(
-            transfer.block_hash,
+            transfer.name,
             num_bytes,
-            lambda fd: self._format.write(fd, transfer.block_hash, transfer.token_ids, parts),
+            lambda fd: memory.format.write(fd, transfer.name, transfer.token_ids, parts),
         )
         self._written_bytes += num_bytes
 
     # On both.
 
-    def _end(self, transfer: BlockTransfer, succeeded: bool, started_s: float) -> None:
+    def _place_of(self, transfer: Transfer) -> tuple[StoredMemory, int]:
+        if isinstance(transfer, BlockTransfer):
+            return self._block_memory, transfer.block_id
+        assert self._state_memory is not None
+        return self._state_memory, transfer.slot
+
+    def _end(self, transfer: Transfer, succeeded: bool, started_s: float) -> None:
         self._ended.append(EndedTransfer(transfer, succeeded, time.monotonic() - started_s))
         self._has_ended.set()
 

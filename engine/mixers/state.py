@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,18 @@ class StateCache:
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.states)
+
+    def slot_bytes(self, slot: int) -> list[np.ndarray]:
+        """Returns the memory of a slot in all mixers, each as bytes [num_bytes]. For the CPU only."""
+        return [tensor[slot].view(-1).view(torch.uint8).numpy() for tensor in self.states]
+
+    def fill_slot(self, slot: int, content: memoryview) -> None:
+        """Overwrites a slot with the bytes of `slot_bytes`, joined. Other threads than that of the steps may call it,
+        for slots that no step reads or writes."""
+        start = 0
+        for part in self.slot_bytes(slot):
+            part[:] = np.frombuffer(content[start : start + len(part)], np.uint8)
+            start += len(part)
 
 
 def bytes_per_slot(shapes: Sequence[StateShape]) -> int:

@@ -239,8 +239,6 @@ def _check_states(config: EngineConfig, states: Sequence[StateShape], device: to
         raise UnsupportedModelError(
             f"{config.model} has recurrent states, which are computed on the CPU only: use --device cpu."
         )
-    if states and config.kv_store is not None:
-        raise ConfigError(f"--kv-store: {config.model} has recurrent states, which no file keeps yet; leave it out.")
     if states and config.draft_model is None and config.draft_quantization != "none":
         raise ConfigError(
             f"--draft-quantization {config.draft_quantization}: {config.model} has recurrent states, which its rounded "

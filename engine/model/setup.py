@@ -89,7 +89,7 @@ def load_model_runner(
     info = _info_of(config, ready, loaded, started_s)
     forward, *drafting = lead(ready.shared)
     proposer = proposer_of(ready.model, ready.cache, drafting[0] if drafting else ready.drafting)
-    return ModelRunner(ready.model, ready.cache, forward, proposer, adapters), info
+    return ModelRunner(ready.model, ready.cache, forward, proposer, adapters, ready.states), info
 
 
 def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int | None = None) -> ReadyModel:

@@ -17,6 +17,7 @@ from engine.attention.kv_cache import KVCache
 from engine.core.adapters import Adapters, NoAdapters
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.core.errors import DeviceFailedError, reason_of
+from engine.mixers.state import StateCache
 from engine.runner.forward import Forward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
@@ -50,9 +51,12 @@ class ModelRunner:
         forward: Forward,
         proposer: Proposer | None = None,
         adapters: Adapters | None = None,
+        states: StateCache | None = None,
     ) -> None:
-        """`forward` and `proposer`, which runs the draft model if there is one, write to `cache`."""
+        """`forward` and `proposer`, which runs the draft model if there is one, write to `cache`, and `forward` to
+        `states`."""
         self.adapters = adapters or NoAdapters()
+        self.states = states
         self._model = model
         self._cache = cache
         self._run_model = forward

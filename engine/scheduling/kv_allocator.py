@@ -13,7 +13,7 @@ for them, which has the states after position c - 1. The scheduler says when blo
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.core.batch import BlockTransfer, EndedTransfer
+from engine.core.batch import EndedTransfer, Transfer
 from engine.core.cache_steering import CachedPrefixes
 from engine.core.request import Request
 from engine.core.stats import PoolStats
@@ -187,8 +187,10 @@ class KVAllocator:
 
     def drop_prefixes(self, tenant: str, key: str | None) -> list[bytes]:
         """Forgets what is cached under the tenant's key, or under all its keys, and under no other; requests keep the
-        blocks they hold. Returns the hashes of these blocks, of which some may be in the KV store."""
-        return self._steering.drop(tenant, key)
+        blocks they hold. Returns the names of what of it may be in the KV store."""
+        dropped = self._steering.drop(tenant, key)
+        self._checkpoints.drop(dropped)
+        return dropped
 
     # A KV store beside memory: `engine.scheduling.kv_tiers` has one, this allocator has none.
 
@@ -197,12 +199,12 @@ class KVAllocator:
         """Whether transfers are under way, or to be handed out."""
         return False
 
-    def take_transfers(self) -> tuple[BlockTransfer, ...]:
+    def take_transfers(self) -> tuple[Transfer, ...]:
         """Returns the transfers to begin now."""
         return ()
 
     def end_transfers(self, ended: Sequence[EndedTransfer]) -> None:
-        """Takes back the blocks of transfers that ended; those that were loaded can be found."""
+        """Takes back what transfers that ended held; what was loaded can be found."""
 
     def try_load(self, request: Request, spare: int, now_s: float) -> bool:
         """Begins to read more of the request's prefix than `match` finds, where that is there and pays. Returns False,

@@ -93,6 +93,12 @@ class StateCheckpoints:
         del self._pending[slot]
         self._free.append(slot)
 
+    def drop(self, block_hashes: Sequence[bytes]) -> None:
+        """Forgets the copies of the states after these blocks. Requests that have still to go on from one find it
+        there."""
+        for block_hash in block_hashes:
+            self._slot_of.pop(block_hash, None)
+
     def clear(self) -> None:
         """Forgets all copies. Requests that have still to go on from one find it there."""
         self._slot_of.clear()
@@ -137,6 +143,9 @@ class NoStateCheckpoints:
 
     def cancel(self, slot: int) -> None:
         raise KeyError(slot)
+
+    def drop(self, block_hashes: Sequence[bytes]) -> None:
+        """Forgets nothing."""
 
     def clear(self) -> None:
         """Forgets nothing."""

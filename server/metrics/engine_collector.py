@@ -57,7 +57,7 @@ class EngineCollector(Collector):
         text = "Tokens in the KV store that were computed, which was predicted to be faster."
         yield self._total("kv_store_declined_tokens", text, totals["prefix_disk_declined"])
         yield self._gauge("kv_store_bytes", "Size of the KV store's files.", stats.store_bytes if stats else 0)
-        yield self._gauge("kv_store_reads", "KV blocks being read from the store.", stats.store_reads if stats else 0)
+        yield self._gauge("kv_store_reads", "Files of the KV store being read.", stats.store_reads if stats else 0)
         yield self._total("kv_store_read_bytes", "Bytes read from the KV store.", totals["store_read_bytes"])
         yield self._total("kv_store_written_bytes", "Bytes written to the KV store.", totals["store_written_bytes"])
         yield self._total("kv_store_damaged_files", "Damaged files of the KV store.", totals["store_damaged_files"])

@@ -66,7 +66,7 @@ class PrefixCacheTotals(BaseModel):
     disk_read_bytes: int
     disk_written_bytes: int
     disk_reads: int
-    """Blocks that are being read from the KV store, or wait for that."""
+    """Files of the KV store that are being read, or wait for that."""
 
 
 class Stats(BaseModel):

@@ -279,13 +279,16 @@ def tiny_engine(
     changes = {"vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
     changes["has_head"] = model.has_head
     max_num_seqs = config.limits_on("cpu").max_num_seqs
-    states = StateCache(model.states, max_num_seqs + NUM_STATE_COPIES, model.device)
+    states = StateCache(model.states, max_num_seqs, model.device, NUM_STATE_COPIES)
     slots = {"num_state_slots": max_num_seqs, "num_state_checkpoints": NUM_STATE_COPIES} if model.states else {}
     info = type(info)(**{**fields, **changes, **slots})
     forward, proposer = choose_forward(model.module, cache, backend, states), choose_proposer(model, cache, backend)
-    runner = RecordingRunner(ModelRunner(model, cache, forward, proposer))
+    runner = RecordingRunner(ModelRunner(model, cache, forward, proposer, states=states))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
-    kept: dict[str, Any] = {"store": open_store(config, info, cache), "records": open_records(config, info, cache)}
+    kept: dict[str, Any] = {
+        "store": open_store(config, info, cache, states),
+        "records": open_records(config, info, cache),
+    }
     kept["adapters"] = ModelAdapters(model, forward, 8, config.max_adapter_rank) if has_adapters else None
     return assemble(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter, **kept)
 

@@ -14,6 +14,7 @@ from engine.core.errors import ConfigError
 from engine.host import code_digest
 from engine.kv_store.fingerprint import kv_fingerprint
 from engine.kv_store.opening import open_store
+from engine.mixers.state import StateCache, StateShape
 from tests.engine.fakes import fake_info
 
 
@@ -23,9 +24,15 @@ def cache(
     return KVCache([LayerShape(2, 8, 8)], num_blocks, block_size, dtype, torch.device("cpu"), hidden)
 
 
-def fingerprint_of(info: dict[str, Any] | None = None, kv: KVCache | None = None, **settings: Any) -> str:
+def states(*sizes: int, dtype: torch.dtype = torch.float32, num_slots: int = 2) -> StateCache:
+    return StateCache([StateShape((size,), dtype) for size in sizes], num_slots, torch.device("cpu"))
+
+
+def fingerprint_of(
+    info: dict[str, Any] | None = None, kv: KVCache | None = None, kept: StateCache | None = None, **settings: Any
+) -> str:
     config = EngineConfig(model="fake", **settings)
-    return kv_fingerprint(config, msgspec.structs.replace(fake_info(4, 4), **(info or {})), kv or cache())
+    return kv_fingerprint(config, msgspec.structs.replace(fake_info(4, 4), **(info or {})), kv or cache(), kept)
 
 
 def test_equal_engines_have_equal_fingerprints() -> None:
@@ -68,6 +75,14 @@ def test_what_may_change_a_bit_changes_it(other: Callable[[], str]) -> None:
     assert other() != fingerprint_of()
 
 
+def test_the_shapes_of_states_change_it_and_their_number_does_not() -> None:
+    usual = fingerprint_of(kept=states(6))
+    assert fingerprint_of(kept=states(6, num_slots=9), state_checkpoint_interval=64) == usual
+    others = states(), states(7), states(6, 6), states(6, dtype=torch.bfloat16)
+    assert usual not in {fingerprint_of(kept=each) for each in others}
+    assert fingerprint_of(kept=states()) == fingerprint_of()
+
+
 def test_libraries_settings_and_the_cpu_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = fingerprint_of()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -87,9 +102,11 @@ def test_code_that_computes_changes_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(others - {usual}) == 2
 
 
-def opened(directory: Path, **settings: Any) -> Any:
+def opened(directory: Path, num_copies: int | None = None, **settings: Any) -> Any:
+    """Opens the store of a model that has states if there may be `num_copies` of them."""
     config = EngineConfig(model="fake", block_size=4, kv_store=str(directory), **settings)
-    store = open_store(config, fake_info(4, 4), cache())
+    slots = {} if num_copies is None else {"num_state_slots": 2, "num_state_checkpoints": num_copies}
+    store = open_store(config, fake_info(4, 4, **slots), cache(), states() if num_copies is None else states(2000))
     if store is not None:
         store.close()
     return store
@@ -102,6 +119,14 @@ def test_a_store_that_cannot_work_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, kv_store_bytes=100)
     with pytest.raises(ConfigError, match="prefix caching"):
         opened(tmp_path, enable_prefix_caching=False)
+
+
+def test_so_is_one_that_cannot_keep_states(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"recurrent states, for which --state-cache-memory-bytes leaves no room"):
+        opened(tmp_path, num_copies=0)
+    with pytest.raises(ConfigError, match=r"less than the recurrent states of one request take, 8\d{3}:"):
+        opened(tmp_path, num_copies=1, kv_store_bytes=8000)
+    assert opened(tmp_path, num_copies=1, kv_store_bytes=9000) is not None
 
 
 def test_an_engine_goes_on_without_a_directory_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

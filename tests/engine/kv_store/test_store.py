@@ -4,24 +4,27 @@ import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.attention.kv_cache import KVCache, LayerShape
-from engine.core.batch import BlockTransfer, Direction, EndedTransfer
+from engine.core.batch import BlockTransfer, Direction, EndedTransfer, StateTransfer, Transfer
 from engine.kv_store import store as store_module
 from engine.kv_store.block_file import BlockFormat
 from engine.kv_store.directory import StoreDirectory
-from engine.kv_store.store import DiskKVStore
+from engine.kv_store.store import DiskKVStore, StoredMemory
+from engine.mixers.state import StateCache, StateShape
 
 FINGERPRINT = "0123456789abcdef" * 2
-NUM_BLOCKS, BLOCK_SIZE = 8, 4
+NUM_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 8, 4, 6
 
 
 class Rig:
-    """A store over a KV cache of random numbers."""
+    """A store over a KV cache and states of random numbers."""
 
     def __init__(self, root: Path, dtype: torch.dtype = torch.bfloat16) -> None:
         shapes = [LayerShape(2, 8, 8), LayerShape(1, 16, 4)]
@@ -29,30 +32,51 @@ class Rig:
         for layer in self.cache.layers:
             for tensor in layer:
                 tensor.copy_(torch.randn(tensor.shape))
-        num_bytes = sum(part.nbytes for part in self.cache.block_bytes(0))
-        block_format = BlockFormat(bytes.fromhex(FINGERPRINT), BLOCK_SIZE, num_bytes)
+        state_shapes = [StateShape((2, 3), torch.float32), StateShape((5,), dtype)]
+        self.states = StateCache(state_shapes, NUM_SLOTS - 2, torch.device("cpu"), 2)
+        for tensor in self.states.states:
+            tensor.copy_(torch.randn(tensor.shape))
         self.directory = StoreDirectory(root, FINGERPRINT, 1 << 20)
-        self.store = DiskKVStore(self.cache, self.directory, block_format)
+        blocks = StoredMemory(self.cache.block_bytes, self.cache.fill_block, format_of(self.cache.block_bytes(0)))
+        states = StoredMemory(self.states.slot_bytes, self.states.fill_slot, format_of(self.states.slot_bytes(0)))
+        self.store = DiskKVStore(self.directory, blocks, states)
 
     def run(self, direction: Direction, *blocks: tuple[int, int]) -> list[bool]:
         """Transfers pairs of a block and what it is called, and returns which succeeded."""
-        self.store.start([transfer(direction, *each) for each in blocks])
+        return self.run_all([transfer(direction, *each) for each in blocks])
+
+    def run_all(self, transfers: Sequence[Transfer]) -> list[bool]:
+        self.store.start(transfers)
         ended: list[EndedTransfer] = []
-        while len(ended) < len(blocks):
+        while len(ended) < len(transfers):
             self.store.wait(10.0)
             ended += self.store.take_ended()
-        assert [each.transfer.block_id for each in ended] == [block_id for block_id, _ in blocks]
+        assert [each.transfer for each in ended] == transfers
         return [each.succeeded for each in ended]
 
     def content(self, block_id: int) -> list[bytes]:
         return [part.tobytes() for part in self.cache.block_bytes(block_id)]
 
+    def state(self, slot: int) -> list[bytes]:
+        return [part.tobytes() for part in self.states.slot_bytes(slot)]
+
     def file(self, index: int) -> Path:
         return Path(self.directory.path(transfer(Direction.LOAD, 0, index).block_hash))
+
+    def state_file(self, index: int) -> Path:
+        return Path(self.directory.path(state_transfer(Direction.LOAD, 0, index).name))
+
+
+def format_of(parts: Sequence[np.ndarray]) -> BlockFormat:
+    return BlockFormat(bytes.fromhex(FINGERPRINT), BLOCK_SIZE, sum(part.nbytes for part in parts))
 
 
 def transfer(direction: Direction, block_id: int, index: int) -> BlockTransfer:
     return BlockTransfer(direction, block_id, index.to_bytes(32, "big"), tuple(range(index, index + BLOCK_SIZE)))
+
+
+def state_transfer(direction: Direction, slot: int, index: int) -> StateTransfer:
+    return StateTransfer(direction, slot, index.to_bytes(32, "big"), tuple(range(index, index + BLOCK_SIZE)))
 
 
 @pytest.fixture
@@ -71,6 +95,41 @@ def test_what_is_loaded_is_what_was_stored_in_all_layers(tmp_path: Path, dtype: 
     assert rig.content(5) == rig.content(2) and rig.content(6) == rig.content(1)
     assert others == {block: rig.content(block) for block in others}
     rig.store.close()
+
+
+def test_states_are_stored_beside_the_block_that_they_follow(rig: Rig, tmp_path: Path) -> None:
+    assert rig.run_all([transfer(Direction.STORE, 1, 100), state_transfer(Direction.STORE, 2, 100)]) == [True, True]
+    other = Rig(tmp_path / "store")
+    others = {slot: other.state(slot) for slot in range(NUM_SLOTS) if slot != 5}
+    loads = [transfer(Direction.LOAD, 3, 100), state_transfer(Direction.LOAD, 5, 100)]
+    assert other.run_all(loads) == [True, True]
+    assert other.content(3) == rig.content(1) and other.state(5) == rig.state(2)
+    assert others == {slot: other.state(slot) for slot in others}
+    sizes = [file.stat().st_size for file in (rig.file(100), rig.state_file(100))]
+    assert other.store.stats.store_bytes == other.store.stats.store_read_bytes == sum(sizes) and sizes[0] != sizes[1]
+    other.store.close()
+
+
+@pytest.mark.parametrize("damage", ["half", "flipped", "other states", "block", "other tokens", "missing"])
+def test_damaged_states_are_a_miss_and_gone(rig: Rig, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    rig.run_all([state_transfer(Direction.STORE, slot, 100 * slot) for slot in (1, 2)])
+    rig.run(Direction.STORE, (1, 100))
+    file, load = rig.state_file(100), state_transfer(Direction.LOAD, 5, 100)
+    whole = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    elif damage == "other tokens":
+        load = replace(load, token_ids=(9,) * BLOCK_SIZE)
+    else:
+        others = {"other states": rig.state_file(200).read_bytes(), "block": rig.file(100).read_bytes()}
+        whole[-40] ^= 1
+        file.write_bytes({"half": whole[:50], "flipped": whole, **others}[damage])
+    before = rig.state(5)
+    assert rig.run_all([load]) == [False]
+    assert rig.state(5) == before and not file.exists() and rig.file(100).exists()
+    assert rig.store.stats.store_damaged_files == (damage != "missing") == ("damaged" in caplog.text)
+    again = [state_transfer(Direction.STORE, 1, 100), state_transfer(Direction.LOAD, 5, 100)]
+    assert [rig.run_all([each]) for each in again] == [[True], [True]] and rig.state(5) == rig.state(1)
 
 
 def test_another_store_loads_it(rig: Rig, tmp_path: Path) -> None:

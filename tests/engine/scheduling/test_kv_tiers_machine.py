@@ -1,25 +1,30 @@
-"""Blocks and answers with a KV store, whatever ends, fails and is aborted in whatever order."""
+"""Blocks, states and answers with a KV store, whatever ends, fails and is aborted in whatever order."""
 
 from collections import Counter
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.assembly import assemble
-from engine.core.batch import Direction
+from engine.core.batch import BlockTransfer, Direction, StateTransfer, Transfer
 from engine.core.config import EngineConfig
 from engine.core.messages import RequestUpdate
 from engine.core.request import RequestStatus
 from engine.scheduling.kv_tiers import TieredKVAllocator
+from engine.scheduling.state_tiers import TieredCheckpoints
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end
 from tests.engine.scheduling.fake_store import FakeStore
 
 NUM_BLOCKS = 12
+NUM_CHECKPOINTS = 3
 
 
 class KVTiersMachine(RuleBasedStateMachine):
     """The runner checks that a step reads a request's own KV alone; the store, that none changes while it is stored."""
+
+    slots: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,12 +39,13 @@ class KVTiersMachine(RuleBasedStateMachine):
         runner = FakeRunner(2)
         self.store = FakeStore(runner, self.store.stored)
         self.store.is_held_up = True
-        config = EngineConfig(model="fake", block_size=2, max_num_seqs=3, max_num_batched_tokens=7)
-        self.engine = assemble(config, fake_info(NUM_BLOCKS, 2), runner, clock=lambda: self.now_s, store=self.store)
+        limits = {"max_num_seqs": 3, "max_num_batched_tokens": 7, "state_checkpoint_interval": 4}
+        config, info = EngineConfig(model="fake", block_size=2, **limits), fake_info(NUM_BLOCKS, 2, **self.slots)
+        self.engine = assemble(config, info, runner, clock=lambda: self.now_s, store=self.store)
         tiers = self.engine._scheduler._kv
         assert isinstance(tiers, TieredKVAllocator)
         self.tiers = tiers
-        self.tiers._read_s = 0.0  # nothing takes time here
+        self.tiers._read_s = self.tiers._read_states_s = 0.0  # nothing takes time here
 
     @rule(
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=11),
@@ -95,10 +101,15 @@ class KVTiersMachine(RuleBasedStateMachine):
         tiers = self.tiers
         held = Counter(block for request in self.engine._scheduler._requests.values() for block in request.block_table)
         held.update(block for load in set(tiers._loads.values()) for block in load.block_ids)
-        transfers = [*self.store.under_way, *(each.transfer for each in self.store._ended)]
-        held.update(each.block_id for each in transfers if each.direction is Direction.STORE)
+        transfers = self.transfers()
+        blocks = [each for each in transfers if isinstance(each, BlockTransfer)]
+        held.update(each.block_id for each in blocks if each.direction is Direction.STORE)
         assert [tiers._pool.ref_count(block) for block in range(NUM_BLOCKS)] == [held[i] for i in range(NUM_BLOCKS)]
         assert tiers.stats.free + tiers.stats.held + tiers.stats.cached == NUM_BLOCKS
+
+    def transfers(self) -> list[Transfer]:
+        """Returns the transfers that the engine does not know to have ended."""
+        return [*self.store.under_way, *(each.transfer for each in self.store._ended)]
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:
@@ -118,5 +129,30 @@ class KVTiersMachine(RuleBasedStateMachine):
         assert self.engine._scheduler.stats.pool.held == 0
 
 
+class StatefulKVTiersMachine(KVTiersMachine):
+    """The same for a model with recurrent states; the runner checks that each step goes on from the right ones."""
+
+    slots: ClassVar[dict[str, int]] = {"num_state_slots": 3, "num_state_checkpoints": NUM_CHECKPOINTS}
+
+    @invariant()
+    def slots_of_copies_are_held_by_requests_and_transfers_alone(self) -> None:
+        states = self.tiers._states
+        assert isinstance(states, TieredCheckpoints)
+        moved = [each for each in self.transfers() if isinstance(each, StateTransfer)]
+        restored = [each.restored_slot for each in self.engine._scheduler._requests.values()]
+        pinned = Counter(each for each in restored if each is not None)
+        pinned.update(each.slot for each in moved if each.direction is Direction.STORE)
+        assert states._num_pins == pinned
+        assert sorted(states._pending) == sorted(each.slot for each in moved if each.direction is Direction.LOAD)
+        assert states.num_free + states.num_pending + states.num_kept == NUM_CHECKPOINTS
+        assert not states._made
+
+    def teardown(self) -> None:
+        super().teardown()
+        assert not self.tiers._states.has_stores
+
+
 TestKVTiersMachine = KVTiersMachine.TestCase
 TestKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestStatefulKVTiersMachine = StatefulKVTiersMachine.TestCase
+TestStatefulKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

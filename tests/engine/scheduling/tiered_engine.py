@@ -22,13 +22,20 @@ class Clock:
 
 
 def engine_with_store(
-    stored: dict[bytes, Content] | None = None, num_blocks: int = 32, clock: Any = None, **settings: Any
+    stored: dict[bytes, Content] | None = None,
+    num_blocks: int = 32,
+    clock: Any = None,
+    num_state_checkpoints: int | None = None,
+    **settings: Any,
 ) -> tuple[Engine, FakeStore, FakeRunner]:
+    """Returns an engine of a model that has states if there are `num_state_checkpoints`."""
     runner = FakeRunner(4)
     store = FakeStore(runner, stored)
     config = EngineConfig(model="fake", block_size=4, num_speculative_tokens=0, **settings)
-    engine = assemble(config, fake_info(num_blocks, 4), runner, clock=clock or Clock(), store=store)
-    tiers_of(engine)._read_s = 0.0  # computing takes no time by this clock, either
+    slots = {} if num_state_checkpoints is None else {"num_state_slots": 4}
+    info = fake_info(num_blocks, 4, num_state_checkpoints=num_state_checkpoints or 0, **slots)
+    engine = assemble(config, info, runner, clock=clock or Clock(), store=store)
+    tiers_of(engine)._read_s = tiers_of(engine)._read_states_s = 0.0  # computing takes no time by this clock, either
     return engine, store, runner
 
 
