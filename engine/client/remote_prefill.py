@@ -64,7 +64,7 @@ class RemotePrefills:
         num_tokens = len(request.prompt_token_ids) + len(request.given_token_ids)
         if num_tokens < self._servers.min_tokens or not info.kv_fingerprint:
             return
-        token_ids = _prefix_of(request, info.block_size)
+        token_ids = _prefix_of(request, info.prefix_step)
         if len(token_ids) < max(self._servers.min_tokens, 2):
             return
         if request.params.prompt_logprobs is not None or request.steering.stays_in_memory:
@@ -155,9 +155,9 @@ class RemotePrefills:
             logger.warning(text, *args)
 
 
-def _prefix_of(request: GenerationRequest, block_size: int) -> list[int]:
-    """Returns the tokens in the full blocks that the engine could find for a request, and the next token: an engine
+def _prefix_of(request: GenerationRequest, step: int) -> list[int]:
+    """Returns the tokens that the engine could find for a request, a multiple of `step`, and the next token: an engine
     computes at least one."""
     num_tokens = len(request.prompt_token_ids) + len(request.given_token_ids)
-    end = (num_tokens - 1) // block_size * block_size + 1
+    end = (num_tokens - 1) // step * step + 1
     return [*request.prompt_token_ids[:end], *request.given_token_ids][:end]

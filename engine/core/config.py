@@ -244,6 +244,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes_per_request: int = 0
     num_state_checkpoints: int = 0
     """Number of copies of such states that are kept for later requests, each of as many bytes."""
+    state_checkpoint_tokens: int = 0
+    """Tokens from one such copy of a text's states to the next, a multiple of the block size; 0 without any."""
     load_s: float
     size: ModelSize
     """Bytes and operations of the model's steps."""
@@ -264,6 +266,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     def can_cache_prefixes(self) -> bool:
         """Whether a request could go on from what another began with: with recurrent states, from copies of them."""
         return self.num_state_slots is None or self.num_state_checkpoints > 0
+
+    @property
+    def prefix_step(self) -> int:
+        """Tokens of which every beginning of a text that a request can go on from is a multiple."""
+        return self.state_checkpoint_tokens or self.block_size
 
     @property
     def kv_capacity_tokens(self) -> int:

@@ -144,7 +144,7 @@ def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, Adapte
         weight_bytes=totals.weight_bytes,
         kv_cache_bytes=totals.kv_cache_bytes,
         kv_bytes_per_token=totals.kv_bytes_per_token,
-        **_state_facts(ready),
+        **_state_facts(config, ready),
         **_draft_facts(config, ready),
         load_s=time.monotonic() - started_s,
         size=totals.size,
@@ -249,7 +249,7 @@ def _shared_pages(config: EngineConfig, model: LoadedModel, num_blocks: int, fd:
         return None
 
 
-def _state_facts(ready: ReadyModel) -> dict[str, Any]:
+def _state_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
     """Returns the fields of `EngineInfo` about recurrent states, none for a model without any."""
     if not ready.model.states:
         return {}
@@ -257,6 +257,7 @@ def _state_facts(ready: ReadyModel) -> dict[str, Any]:
         "num_state_slots": ready.states.num_slots,
         "state_bytes_per_request": ready.totals.state_bytes_per_request,
         "num_state_checkpoints": ready.states.num_copies,
+        "state_checkpoint_tokens": config.checkpoint_tokens if ready.states.num_copies else 0,
     }
 
 

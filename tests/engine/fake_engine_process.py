@@ -57,6 +57,7 @@ def info_of(config: EngineConfig) -> EngineInfo:
         max_model_len=config.max_model_len or 4096,
         block_size=config.block_size,
         kv_fingerprint="" if config.model == "without a store" else "f",
+        state_checkpoint_tokens=32 if config.model == "with states" else 0,
         num_blocks=config.num_blocks or 1000,
         eos_token_ids=(0,),
         weights_fingerprint="0123",

@@ -150,6 +150,16 @@ async def test_an_engine_whose_store_cannot_be_used_asks_nobody() -> None:
 
 
 @in_a_loop
+async def test_of_a_model_with_states_what_leads_to_the_last_copy_of_them_is_asked_for() -> None:
+    servers = FakeServers()
+    async with running("with states", prefill_servers=servers) as engine:
+        assert len(await collect(engine, long_request(num_tokens=32))) == 5 and servers.asked == []
+        servers.stored.set_result(32)
+        assert len(await collect(engine, long_request(num_tokens=50))) == 5
+        assert [len(prefix.token_ids) for prefix in servers.asked] == [33]
+
+
+@in_a_loop
 async def test_a_prompt_that_stays_in_memory_is_not_handed_over() -> None:
     servers = FakeServers()
     async with engine_with(servers) as engine:
