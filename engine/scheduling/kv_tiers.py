@@ -174,7 +174,8 @@ class TieredKVAllocator(KVAllocator):
             return True
         num_tokens = (reading.num_usable * self._block_size, reading.num_gained * self._block_size)
         compute_s = self._costs.prefill_price(*num_tokens)
-        if not request.num_announced_tokens and not self._pays(reading, compute_s):
+        has_no_slot = reading.reads_states and not self._states.can_load
+        if has_no_slot or not (request.num_announced_tokens or self._pays(reading, compute_s)):
             request.num_loads = _MAX_LOADS
             return False
         patience_s = _PATIENCE_S if compute_s is None else max(compute_s, _MIN_PATIENCE_S)
@@ -205,8 +206,6 @@ class TieredKVAllocator(KVAllocator):
 
     def _try_begin(self, request: Request, reading: _Reading, spare: int, deadline_s: float) -> bool:
         """Begins to read it for the request, if there is room."""
-        if reading.reads_states and not self._states.can_load:
-            return False
         block_ids = self._pool.try_allocate(len(reading.block_hashes), reading.in_memory, spare)
         if block_ids is None:
             return False

@@ -195,6 +195,7 @@ def test_without_a_slot_to_read_into_the_rest_is_computed() -> None:
     add(engine, "a", PROMPT)
     updates = [update for _ in range(20) for update in engine.step().updates if update.request_id == "a"]
     assert tokens_of(updates) == expected_tokens(PROMPT, 5) and num_cached(updates) == 0
+    assert engine._scheduler.stats.prefix_disk_declined == 24
 
 
 def test_few_slots_are_pinned_for_being_stored_and_what_is_overwritten_before_is_not_stored() -> None:
