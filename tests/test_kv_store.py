@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.soak.kv_store import Store, run
 from tests.soak.server import eventually, running_server
 
 
-def test_conversations_go_on_over_evictions_kills_and_damaged_files() -> None:
-    soak, problems = run(number=12, seed=0)
+@pytest.mark.parametrize("is_recurrent", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_conversations_go_on_over_evictions_kills_and_damaged_files(is_recurrent: bool) -> None:
+    soak, problems = run(12, 0, is_recurrent)
     assert problems == []
     num_computed = soak.num_computed - soak.num_computed_again  # how much seemed faster depends on the machine
     assert num_computed < soak.num_prompt_tokens * 2 / 3

@@ -233,9 +233,10 @@ def test_what_it_keeps_depends_on_the_requests_own_tokens_alone(
     assert runs._scheduler.stats.num_accepted_drafts > 0
 
 
-def test_the_kv_store_keeps_what_it_reads(model_with_head: ModelWithHead, tmp_path: Path) -> None:
-    model = model_with_head("llama", is_twin=True)
-    settings = {"block_size": 4, "kv_store": str(tmp_path)}
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+def test_the_kv_store_keeps_what_it_reads(architecture: str, model_with_head: ModelWithHead, tmp_path: Path) -> None:
+    model = model_with_head(architecture, is_twin=True)
+    settings = {"block_size": 4, "kv_store": str(tmp_path), "state_checkpoint_interval": 12}
     writes = always_drafting(model, **settings)
     alone(writes)
     run_to_end(writes)

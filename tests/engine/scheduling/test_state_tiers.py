@@ -185,6 +185,18 @@ def test_a_reset_forgets_states_that_are_being_read() -> None:
     assert num_cached(run_to_end(engine)["a"]) == 0 and states_of(engine).num_pending == 0
 
 
+def test_a_reset_forgets_states_that_wait_to_be_stored() -> None:
+    engine, store, _ = engine_with_states(num_copies=8)
+    store.is_held_up = True
+    add(engine, "a", PROMPT, max_tokens=1)
+    for _ in range(10):
+        engine.step()
+    engine.reset_prefix_cache(clears_store=True)
+    store.is_held_up = False
+    run_to_end(engine)
+    assert [*states_in(store.stored)] == [8], "it was being stored"
+
+
 def test_without_a_slot_to_read_into_the_rest_is_computed() -> None:
     engine, store, _ = engine_with_states(stored_before(), num_copies=1)
     add(engine, "other", range(40, 28, -1), max_tokens=1)
