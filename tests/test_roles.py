@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.soak.kv_store import recurrent_model
 from tests.soak.server import ServerProcess, eventually, running_server
 
 HOW: dict[str, dict[str, Any]] = {
@@ -50,9 +51,9 @@ class Pair:
 
 
 @contextmanager
-def pair(store: Path) -> Iterator[Pair]:
+def pair(store: Path, *flags: str) -> Iterator[Pair]:
     with ExitStack() as stack:
-        shared = ("--kv-store", str(store))
+        shared = (*flags, "--kv-store", str(store))
         prefill = stack.enter_context(running_server("--role", "prefill", *shared))
         decode = ("--role", "decode", "--prefill-url", prefill.url, "--prefill-min-tokens", "64")
         yield Pair(prefill, stack.enter_context(running_server(*decode, *shared)), store)
@@ -90,6 +91,18 @@ def test_answers_are_those_of_one_server(servers: Pair, one: ServerProcess, how:
     is_handed_over = how not in ("scored", "in memory")
     assert servers.handed_over() - before == (320 + 416 if is_handed_over else 0)
     servers.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_model_with_states_is_handed_over_up_to_the_last_copy_of_these(tmp_path: Path) -> None:
+    flags = recurrent_model(tmp_path)
+    with running_server(*flags) as one, pair(tmp_path / "store", *flags) as servers:
+        prompt = prompt_of(1, 333)
+        for each in (prompt, prompt, [*prompt, *prompt_of(2, 90)]):
+            assert answer(servers.decode, each, seed=3) == answer(one, each, seed=3)
+        assert servers.handed_over() == 320 + 384
+        assert servers.decode.metrics()["twostep_remote_prefill_lost_tokens_total"] == 0
+        servers.assert_nothing_is_left()
 
 
 def test_a_long_prompt_and_a_chat_are_answered_as_by_one_server(servers: Pair, one: ServerProcess) -> None:

@@ -249,6 +249,13 @@ def test_dropped_prefixes_leave_no_states() -> None:
     assert store.stored == {} and not states_of(engine)._slot_of
 
 
+def end_blocks(store: FakeStore) -> None:
+    """Ends the transfers of blocks under way, and none of states."""
+    for index in reversed(range(len(store.under_way))):
+        if isinstance(store.under_way[index], BlockTransfer):
+            store.end(index)
+
+
 def hand_over(engine: Engine, name: str) -> int:
     """Computes the prompt for another engine, and returns how many of its tokens that finds."""
     add(engine, name, PROMPT, max_tokens=0, until_stored=True)
@@ -262,9 +269,7 @@ def test_a_prompt_is_handed_over_with_its_states() -> None:
     add(engine, "a", PROMPT, max_tokens=0, until_stored=True)
     for _ in range(20):
         assert not engine.step().updates
-        for index in reversed(range(len(store.under_way))):
-            if isinstance(store.under_way[index], BlockTransfer):
-                store.end(index)
+        end_blocks(store)
     assert len(store.stored) == 7 and not states_in(store.stored)
     store.is_held_up = False
     [update] = run_to_end(engine)["a"]
@@ -275,6 +280,35 @@ def test_a_prompt_is_handed_over_with_its_states() -> None:
     tiers_of(other)._read_s = 1.0
     add(other, "b", PROMPT, num_announced_tokens=24)
     assert num_cached(run_to_end(other)["b"]) == 24, "it is read whatever it takes"
+
+
+def test_a_request_waits_for_its_states_that_are_being_stored_and_for_those_that_are_to_be() -> None:
+    engine, store, _ = engine_with_states(num_copies=8)
+    store.is_held_up = True
+    add(engine, "first", range(40, 31, -1), max_tokens=0, until_stored=True)
+    add(engine, "a", PROMPT[:9], max_tokens=0, until_stored=True)
+    for _ in range(20):
+        assert not engine.step().updates
+        end_blocks(store)
+    assert [type(each) for each in store.under_way] == [StateTransfer], "that of the first one"
+    store.is_held_up = False
+    assert [updates[0].num_stored_tokens for updates in run_to_end(engine).values()] == [8, 8]
+
+
+def test_what_is_stored_is_not_stored_again() -> None:
+    engine, store, _ = engine_with_states()
+    hand_over(engine, "a")
+    store.is_held_up = True
+    add(engine, "b", PROMPT, max_tokens=0, until_stored=True)
+    assert [update.num_stored_tokens for update in engine.step().updates] == [24] and not store.under_way
+
+
+def test_a_step_that_fails_leaves_no_states_to_be_stored() -> None:
+    engine, store, runner = engine_with_states()
+    runner.prefill = lambda batch: 1 / 0  # type: ignore[method-assign]
+    add(engine, "a", PROMPT)
+    run_to_end(engine)
+    assert not states_of(engine)._made and states_of(engine).num_free == 20 and not store.stored
 
 
 def test_announced_states_need_not_be_known_before() -> None:
