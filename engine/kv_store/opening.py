@@ -1,7 +1,10 @@
 """Opens the KV store of a model that is loaded."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from engine.attention.kv_cache import KVCache
 from engine.core.config import EngineConfig, EngineInfo
@@ -28,33 +31,32 @@ def open_store(
             f"request's take {info.state_bytes_per_request} bytes."
         )
     fingerprint = kv_fingerprint(config, info, cache, states)
-    blocks, kept_states = _memory_of_blocks(config, fingerprint, cache), None
-    if states is not None and states.states:
-        kept_states = _memory_of_states(config, fingerprint, states)
+    blocks = _stored_memory(config, fingerprint, cache.block_bytes, cache.fill_block)
     _check_size(config, f"one block of {config.block_size} tokens takes", blocks)
-    _check_size(config, "the recurrent states of one request take", kept_states)
+    slots = None
+    if states is not None and states.states:
+        slots = _stored_memory(config, fingerprint, states.slot_bytes, states.fill_slot)
+        _check_size(config, "the recurrent states of one request take", slots)
     try:
         directory = StoreDirectory(Path(config.kv_store), fingerprint, config.kv_store_bytes)
     except OSError as error:
         logger.warning("no KV store: %s cannot be used: %s", config.kv_store, error)
         return None
-    return DiskKVStore(directory, blocks, kept_states)
+    return DiskKVStore(directory, blocks, slots)
 
 
-def _memory_of_blocks(config: EngineConfig, fingerprint: str, cache: KVCache) -> StoredMemory:
-    num_bytes = sum(part.nbytes for part in cache.block_bytes(0))
-    file_format = BlockFormat(bytes.fromhex(fingerprint), config.block_size, num_bytes)
-    return StoredMemory(cache.block_bytes, cache.fill_block, file_format)
+def _stored_memory(
+    config: EngineConfig,
+    fingerprint: str,
+    bytes_of: Callable[[int], list[np.ndarray]],
+    fill: Callable[[int, memoryview], None],
+) -> StoredMemory:
+    num_bytes = sum(part.nbytes for part in bytes_of(0))
+    return StoredMemory(bytes_of, fill, BlockFormat(bytes.fromhex(fingerprint), config.block_size, num_bytes))
 
 
-def _memory_of_states(config: EngineConfig, fingerprint: str, states: StateCache) -> StoredMemory:
-    num_bytes = sum(part.nbytes for part in states.slot_bytes(0))
-    file_format = BlockFormat(bytes.fromhex(fingerprint), config.block_size, num_bytes)
-    return StoredMemory(states.slot_bytes, states.fill_slot, file_format)
-
-
-def _check_size(config: EngineConfig, what_takes: str, memory: StoredMemory | None) -> None:
-    if memory is not None and memory.format.file_bytes > config.kv_store_bytes:
+def _check_size(config: EngineConfig, what_takes: str, memory: StoredMemory) -> None:
+    if memory.format.file_bytes > config.kv_store_bytes:
         raise ConfigError(
             f"--kv-store-bytes {config.kv_store_bytes} is less than {what_takes}, {memory.format.file_bytes}: "
             "give it more."

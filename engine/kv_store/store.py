@@ -161,11 +161,8 @@ class DiskKVStore:
     def _add(self, transfer: Transfer) -> None:
         memory, place = self._place_of(transfer)
         parts, num_bytes = memory.bytes_of(place), memory.format.file_bytes
-        self._directory.add(
-            transfer.name,
-            num_bytes,
-            lambda fd: memory.format.write(fd, transfer.name, transfer.token_ids, parts),
-        )
+        write = memory.format.write
+        self._directory.add(transfer.name, num_bytes, lambda fd: write(fd, transfer.name, transfer.token_ids, parts))
         self._written_bytes += num_bytes
 
     # On both.
