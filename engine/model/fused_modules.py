@@ -48,7 +48,8 @@ class FusedRMSNorm(nn.Module):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is x:
             return ahead[1]
-        return cast(Tensor, torch.ops.twostep.rms_norm(x, self.weight, self.eps))
+        weight = self.weight.float() if x.dtype is torch.float32 else self.weight  # Mamba's residuals are in float32
+        return cast(Tensor, torch.ops.twostep.rms_norm(x, weight, self.eps))
 
     def add_ahead(self, residual: Tensor, x: Tensor | SegmentSums) -> Tensor:
         """Returns residual + x, and keeps the norm of that sum for the next call, if that is of this very tensor."""

@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedMod
     def loaded(model_type: str) -> LoadedModel:
         path = tmp_path_factory.mktemp(model_type)
         tiny_model(model_type).save_pretrained(path)
-        return load_tiny(path)
+        return load_tiny(path, "bfloat16")
 
     return loaded
 

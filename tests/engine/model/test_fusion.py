@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 from transformers.activations import GELUTanh
+from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 
 from engine.core.errors import UnsupportedModelError
-from engine.model.fused_modules import FusedMLP
+from engine.model.fused_modules import FusedMLP, FusedRMSNorm
 from engine.model.fusion import fuse_modules, fuse_norms
 from engine.model.probe import check_same, probe_layers
 from engine.weights.linear import prepare_linears
@@ -57,6 +58,15 @@ def test_fused_norms_are_close_to_the_plain_ones(name: str) -> None:
     plain = copy.deepcopy(fused)
     fuse_norms(fused)
     torch.testing.assert_close(run(fused)[0], run(plain)[0])
+
+
+def test_a_norm_of_rows_that_are_kept_in_float32_is_theirs() -> None:
+    plain = MambaRMSNorm(64).bfloat16()
+    nn.init.normal_(plain.weight)
+    rows = torch.randn(3, 64)
+    norm = FusedRMSNorm(plain.weight, plain.variance_epsilon)(rows)
+    assert norm.dtype is torch.float32
+    torch.testing.assert_close(norm, plain(rows))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "gpt_oss", "olmo2", "cohere2", "starcoder2"])
