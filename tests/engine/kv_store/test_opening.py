@@ -91,13 +91,14 @@ def test_libraries_settings_and_the_cpu_change_it(monkeypatch: pytest.MonkeyPatc
     assert len({usual, with_library_setting, fingerprint_of()}) == 3
 
 
-def test_code_that_computes_changes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["mixers", "model"])
+def test_code_that_computes_changes_it(package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usual = fingerprint_of()
     monkeypatch.setattr(code_digest.engine, "__file__", str(tmp_path / "__init__.py"))
-    (tmp_path / "model").mkdir()
+    (tmp_path / package).mkdir()
     others = set()
     for text in ("x = 1", "x = 2"):
-        (tmp_path / "model" / "layer.py").write_text(text)
+        (tmp_path / package / "layer.py").write_text(text)
         others.add(fingerprint_of())
     assert len(others - {usual}) == 2
 
