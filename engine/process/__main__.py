@@ -1,7 +1,8 @@
 """The engine process: `python -m engine.process LINK_FD MARKER_FD MEMORY_FD`, started by
 `engine.process.engine_process`. It communicates by `engine.core.messages` only.
 
-Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
+Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too,
+even if it was stopped.
 """
 
 import logging
@@ -48,6 +49,7 @@ from engine.core.messages import (
 from engine.host.log_format import configure_root
 from engine.host.memory_trim import share_one_malloc_arena, trim_after_startup
 from engine.host.openmp import shorten_spinning
+from engine.host.parent_death import signal_when_parent_dies
 from engine.process.crash_marker import CrashMarker
 from engine.process.transport import EngineLink, ServerGoneError
 
@@ -226,6 +228,7 @@ def _loaded(path: str, engine: SteppingEngine) -> AdapterLoaded:
 
 
 if __name__ == "__main__":
+    signal_when_parent_dies(signal.SIGCONT)  # so that a stopped process, too, notices and ends, with its KV written
     ignore_signals()  # before the seconds that the import takes
     share_one_malloc_arena()
     shorten_spinning()

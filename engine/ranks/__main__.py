@@ -1,7 +1,8 @@
 """The process of a rank: `python -m engine.ranks LINK_FD MEMORY_FD`, started by `engine.ranks.processes`.
 
 It loads its part of the model, and then runs the forward passes that the first rank tells of. Its standard input is a
-pipe that ends when the first rank's process does, however that dies; then this process ends, too.
+pipe that ends when the first rank's process does, however that dies; then this process ends, too, even if it was
+stopped.
 """
 
 import os
@@ -10,6 +11,8 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
+
+from engine.host.parent_death import signal_when_parent_dies
 
 
 def end_after_parent(parent_fd: int) -> None:
@@ -21,6 +24,7 @@ def end_after_parent(parent_fd: int) -> None:
 
 
 if __name__ == "__main__":
+    signal_when_parent_dies(signal.SIGCONT)  # so that a stopped process, too, notices and ends
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the first rank's process decides what they mean
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=end_after_parent, args=(sys.stdin.fileno(),), daemon=True).start()
