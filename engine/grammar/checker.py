@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 from weakref import WeakValueDictionary
 
-from engine.core.errors import GrammarError, OverloadedError
+from engine.core.errors import EngineUnavailableError, GrammarError, OverloadedError
 from engine.host.python_module import module_command
 
 COMMAND = module_command("engine.grammar.checker_process")
@@ -44,6 +44,7 @@ class GrammarChecker:
         self._command = command
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-checker")  # one grammar at a time
         self._child: subprocess.Popen[str] | None = None
+        self._is_closed = False
         self._faults: OrderedDict[bytes, str | None] = OrderedDict()  # by the grammar's hash, least recently used first
         self._lock = asyncio.Lock()
         self._tenant_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # so that tenants take turns
@@ -51,7 +52,8 @@ class GrammarChecker:
 
     async def check(self, grammar: str, tenant: str = "") -> None:
         """Raises GrammarError if the engine could not follow the grammar, OverloadedError if the tenant has too many
-        checks pending. A check that no caller waits for any more is not started."""
+        checks pending, EngineUnavailableError if the child cannot be started. A check that no caller waits for any more
+        is not started."""
         key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
         if key not in self._faults:
             await self._wait_for(key, self._pending.get(key) or self._start(key, grammar, tenant))
@@ -91,14 +93,19 @@ class GrammarChecker:
 
     def close(self) -> None:
         """Kills the child, whatever it does. Idempotent; no check may follow."""
+        self._is_closed = True
         if self._child is not None:
             self._child.kill()  # a check under way ends with it
         self._thread.shutdown(cancel_futures=True)
         self._kill_child()
 
     def _run_in_child(self, grammar: str) -> str | None:
-        """Returns the grammar's fault, or None. Runs in the thread; raises GrammarError if the child crashes."""
-        child = self._running_child()
+        """Returns the grammar's fault, or None. Runs in the thread; raises GrammarError if the child crashes,
+        EngineUnavailableError if it does not start."""
+        try:
+            child = self._running_child()
+        except (EOFError, OSError) as error:  # a timeout is an OSError
+            raise EngineUnavailableError("The process that checks grammars cannot be started now.") from error
         try:
             print(json.dumps(grammar), file=child.stdin, flush=True)
             return _read_answer(child, self._timeout_s)
@@ -110,17 +117,26 @@ class GrammarChecker:
             raise GrammarError(_TOO_COMPLEX) from None
 
     def _running_child(self) -> subprocess.Popen[str]:
+        """Returns the child, which is started unless it runs, and once more if it ends as it starts. Raises EOFError,
+        OSError."""
         if self._child is not None and self._child.poll() is not None:
             self._kill_child()  # it was killed from outside, which says nothing about the next grammar
-        if self._child is None:
-            pipe = subprocess.PIPE
-            # Standard error would only show the compiler's last words in a crash.
-            self._child = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-            try:
-                _read_answer(self._child, _START_S)
-            except BaseException:
-                self._kill_child()  # started late, it would answer each grammar with the result of the one before
-                raise
+        try:
+            return self._child or self._started_child()
+        except EOFError:
+            return self._started_child()
+
+    def _started_child(self) -> subprocess.Popen[str]:
+        if self._is_closed:
+            raise EOFError
+        pipe = subprocess.PIPE
+        # Standard error would only show the compiler's last words in a crash.
+        self._child = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        try:
+            _read_answer(self._child, _START_S)
+        except BaseException:
+            self._kill_child()  # started late, it would answer each grammar with the result of the one before
+            raise
         return self._child
 
     def _kill_child(self) -> None:

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.core.errors import GrammarError, OverloadedError
+from engine.core.errors import EngineUnavailableError, GrammarError, OverloadedError, TwostepError
 from engine.grammar import checker as grammar_checker
 from engine.grammar.checker import MAX_PENDING, GrammarChecker
 from engine.grammar.lark import JSON_OBJECT, JsonSchema, Literal, Regex, to_lark
@@ -208,14 +209,18 @@ def test_a_child_that_was_ended_while_it_was_idle_is_no_verdict() -> None:
     checker.close()
 
 
-def test_closing_ends_a_check_under_way() -> None:
+@pytest.mark.parametrize(("is_started", "error"), [(True, TwostepError), (False, EngineUnavailableError)])
+def test_closing_ends_a_check_under_way(is_started: bool, error: type[Exception]) -> None:
     async def check_and_close() -> None:
         checker = GrammarChecker(timeout_s=60)
+        if is_started:
+            await checker.check('start: "a"')
         check = asyncio.create_task(checker.check(grammar_of({"type": "integer", "multipleOf": 99_999_999})))
+        await asyncio.sleep(0.01)
         while checker._child is None:
             await asyncio.sleep(0.001)
         await asyncio.to_thread(checker.close)
-        with pytest.raises((GrammarError, EOFError)):
+        with pytest.raises(error):
             await check
 
     asyncio.run(check_and_close())
@@ -228,9 +233,29 @@ def test_a_checker_without_checks_starts_no_child() -> None:
 
 
 def test_a_child_that_cannot_start_is_no_verdict() -> None:
-    checker = GrammarChecker(command=[sys.executable, "-c", ""])
-    with pytest.raises(EOFError):
-        asyncio.run(checker.check(to_lark(Literal("a"))))
+    for command in ([sys.executable, "-c", ""], ["no-such-program"]):
+        checker = GrammarChecker(command=command)
+        with pytest.raises(EngineUnavailableError, match="cannot be started now"):
+            asyncio.run(checker.check(to_lark(Literal("a"))))
+        assert len(checker._faults) == 0
+        checker.close()
+
+
+KILLED_ONCE = """
+import os, pathlib, signal, sys
+started = pathlib.Path(sys.argv[1])
+if not started.exists():
+    started.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+print("null", flush=True)
+for line in sys.stdin:
+    print("null", flush=True)
+"""
+
+
+def test_a_child_that_is_killed_as_it_starts_is_started_again(tmp_path: Path) -> None:
+    checker = GrammarChecker(command=[sys.executable, "-c", KILLED_ONCE, str(tmp_path / "started")])
+    assert fault(checker, 'start: "a"') is None
     checker.close()
 
 
@@ -246,7 +271,7 @@ for line in sys.stdin:
 def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checker, "_START_S", 0.3)
     checker = GrammarChecker(command=[sys.executable, "-c", LATE, "0.6"])
-    with pytest.raises(TimeoutError):
+    with pytest.raises(EngineUnavailableError):
         fault(checker, "first")
     monkeypatch.setattr(grammar_checker, "_START_S", 30.0)
     time.sleep(0.6)  # the first child would be ready now
