@@ -43,20 +43,32 @@ class FairQueue:
 
     def next(self, running: Iterable[Request] = ()) -> Request | None:
         """Returns the request to run next: that of a tenant which is behind one that runs. Else a stream that has
-        begun does not wait behind other tenants' new requests, unless its reader has stopped reading."""
+        begun does not wait behind other tenants' new requests, unless its reader has stopped reading; but where others
+        of its tenant run, it waits behind that of a tenant that has none and was served less."""
         if len(self._waiting) <= 1:
             return next(iter(self.heads), None)
+        running = list(running)
         ahead = max(running, key=self.served, default=None)
 
         def place(head: Request) -> tuple[bool, bool, bool, float, int]:
             is_behind = ahead is not None and self.is_behind(head, ahead)
-            return head.is_stalled, not is_behind, not _has_begun(head), self.served(head), head.number
+            return head.is_stalled, not is_behind, not has_begun(head), self.served(head), head.number
 
-        return min(self.heads, key=place)
+        tenants = {request.tenant for request in running}
+        first = min(self.heads, key=place)
+        if first.tenant not in tenants or not has_begun(first):
+            return first
+        others = (each for each in self.heads if each.tenant not in tenants and not each.is_stalled)
+        return min((first, *others), key=self.served)
 
-    def is_behind(self, request: Request, other: Request) -> bool:
-        """Whether the tenant of `request` was served so much less that `other` may have to make room for it."""
-        return self.served(request) + _QUANTUM < self.served(other)
+    def is_behind(self, request: Request, other: Request, *, at_once: bool = False) -> bool:
+        """Whether the tenant of `request` was served so much less that `other` may have to make room for it; `at_once`
+        if any less is enough."""
+        return self.served(request) + (0.0 if at_once else _QUANTUM) < self.served(other)
+
+    def goes_before(self, request: Request, others: Iterable[Request]) -> bool:
+        """Whether the tenant of `request` was served less than those of all others."""
+        return all(self.is_behind(request, each, at_once=True) for each in others)
 
     def num_before(self, request: Request) -> int:
         """Returns how many waiting requests of the same tenant come before `request`, which waits as well."""
@@ -111,9 +123,10 @@ class FairQueue:
 def _place(request: Request) -> tuple[bool, int, float, int]:
     """Returns the sort key in its tenant's queue: the lowest runs first. A stream that has begun goes on before others
     of its priority begin, unless its reader has stopped reading."""
-    due_s = -math.inf if _has_begun(request) else request.due_s
+    due_s = -math.inf if has_begun(request) else request.due_s
     return request.is_stalled, request.priority, due_s, request.number
 
 
-def _has_begun(request: Request) -> bool:
+def has_begun(request: Request) -> bool:
+    """Whether it is a stream that goes on: it was preempted, or it continues an answer that another engine began."""
     return request.num_preemptions > 0 or bool(request.output_token_ids)

@@ -2,8 +2,9 @@
 
 Without turns a tenant whose requests run for minutes would hold every place, or all blocks, for as long. A preempted
 request goes on later with the same tokens, and mostly with the KV that it had: so a turn costs little. Who is behind is
-known by the counts of `FairQueue`. A tenant keeps what its weight entitles it to, of places and of blocks, so one that
-asks for little is never preempted for others.
+known by the counts of `FairQueue`. For a new request of a tenant that has no place, any less is enough: who asks for
+little does not wait. A tenant keeps what its weight entitles it to, of places and of blocks, so one that asks for
+little is never preempted for others.
 
 A request whose reader has stopped reading needs no tokens now: it gives up its place first, to anybody who waits, and
 gets one only while no other waits.
@@ -12,7 +13,7 @@ gets one only while no other waits.
 from collections.abc import Sequence
 
 from engine.core.request import Request
-from engine.scheduling.fair_queue import FairQueue
+from engine.scheduling.fair_queue import FairQueue, has_begun
 
 _SHORTEST_TURN = 16  # tokens that a request generates at least before it gives up its place
 
@@ -34,12 +35,15 @@ class FairTurns:
             return self.first_to_go(stalled)
         if not self._queue.has_several_tenants:
             return None
+        is_first = not has_begun(waiting) and all(request.tenant != waiting.tenant for request in running)
         weights = {request.tenant: request.weight for request in (*self._queue.heads, *running)}
         above = {tenant for tenant in weights if self._is_above_its_share(tenant, weights, running)} - {waiting.tenant}
         candidates = [
             request
             for request in running
-            if request.tenant in above and _has_had_its_turn(request) and self._queue.is_behind(waiting, request)
+            if request.tenant in above
+            and _has_had_its_turn(request)
+            and self._queue.is_behind(waiting, request, at_once=is_first)
         ]
         return self.first_to_go(candidates) if candidates else None
 

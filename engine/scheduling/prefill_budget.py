@@ -88,8 +88,10 @@ class PrefillPace:
         self._max_tokens_per_gap = min(max_tokens_per_gap, max_tokens)
         self._max_scored_tokens = max_scored_tokens
 
-    def while_none_decodes(self) -> PrefillBudget:
-        return self._budget(inf, self._max_tokens)
+    def while_none_decodes(self, is_shared: bool = False) -> PrefillBudget:
+        """Returns the whole budget; where several tenants share the engine, what fits the target gap, since one that
+        asks for little may come meanwhile."""
+        return self._budget(self._target_gap_s if is_shared else inf, self._max_tokens)
 
     def within_a_gap(self, decoding: Sequence[Request]) -> PrefillBudget:
         """Returns the budget that a decode step of these requests leaves of the target gap, at least twice that step's

@@ -2,7 +2,7 @@
 
 from engine.core.batch import RequestStepOutput
 from engine.core.messages import FirstTokenInfo, RequestState, RequestUpdate
-from engine.core.request import Request, RequestStatus
+from engine.core.request import FinishReason, Request, RequestStatus
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.output_tokens import AppendedTokens
 
@@ -30,6 +30,13 @@ def update_of(request: Request, appended: AppendedTokens, result: RequestStepOut
         stop_token_id=appended.stop_token_id,
         num_preemptions=request.num_preemptions,
         embedding=result.embedding,
+    )
+
+
+def failure_of(request: Request, message: str, blames_request: bool) -> RequestUpdate:
+    """Returns the update that ends a request with an error."""
+    return RequestUpdate(
+        request.request_id, finish_reason=FinishReason.ERROR, error=message, blames_request=blames_request
     )
 
 

@@ -5,14 +5,14 @@ prefill step, as long as `PrefillPace` allows. With nothing decoding, prefill ta
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
 from engine.core.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.core.messages import RequestState, RequestUpdate
 from engine.core.prompt_logprobs import pack_scores
-from engine.core.request import Constraint, FinishReason, Request, RequestStatus
+from engine.core.request import Constraint, Request, RequestStatus
 from engine.core.stats import SchedulerStats
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.fair_turns import FairTurns
@@ -20,7 +20,7 @@ from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.loading import LoadingRequests
 from engine.scheduling.output_tokens import append_tokens, why_no_token
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
-from engine.scheduling.request_reports import state_of, update_of
+from engine.scheduling.request_reports import failure_of, state_of, update_of
 from engine.scheduling.request_shares import chunk_share, drafted_share, share_of
 from engine.scheduling.speculation.draft_verification import end_of_draft_kv
 from engine.scheduling.speculation.planner import SpeculationPlanner
@@ -125,7 +125,8 @@ class Scheduler:
         self.newly_scheduled = []
         batch = None
         if not decoding:
-            batch = self._schedule_prefill(self._pace.while_none_decodes(), now_s)
+            budget = self._pace.while_none_decodes(is_shared=self._waiting.has_several_tenants)
+            batch = self._schedule_prefill(budget, now_s)
         elif self._last_phase is Phase.DECODE:
             batch = self._schedule_prefill(self._pace.within_a_gap(decoding), now_s)
         batch = batch or self._schedule_decode()
@@ -157,9 +158,7 @@ class Scheduler:
 
     def _fail(self, request: Request, message: str, blames_request: bool = False) -> RequestUpdate:
         self._finish(request)
-        return RequestUpdate(
-            request.request_id, finish_reason=FinishReason.ERROR, error=message, blames_request=blames_request
-        )
+        return failure_of(request, message, blames_request)
 
     # Decode: one token, and draft tokens, for every running request whose other tokens all have KV.
 
@@ -183,15 +182,20 @@ class Scheduler:
             if victim is request:
                 return
 
-    # Prefill: chunks in progress first, then new requests while the budget lasts.
-
     def _schedule_prefill(self, budget: PrefillBudget, now_s: float) -> Batch | None:
+        """Starts tenants that are behind, in a short step of their own; else chunks in progress come first."""
+        begun = [request for request in self._running if request.needs_prefill]
+        chunks = self._start_some(budget, begun, now_s)
+        if begun and not chunks:
+            chunks = [(request, budget.take(request)) for request in begun if budget.can_continue(request)]
+            chunks += self._start_some(budget, [], now_s)
+        return _batch(Phase.PREFILL, [chunk_share(self._kv, *chunk) for chunk in chunks])
+
+    def _start_some(self, budget: PrefillBudget, before: Sequence[Request], now_s: float) -> list[tuple[Request, int]]:
+        """Starts waiting requests, and returns their chunks: of tenants that are behind those of all in `before`."""
         chunks: list[tuple[Request, int]] = []
-        for request in self._running:
-            if request.needs_prefill and budget.can_continue(request):
-                chunks.append((request, budget.take(request)))
         while not budget.is_spent and len(self._loading) < max(1, self._max_num_seqs - len(self._running)):
-            if (new := self._waiting.next(self._running)) is None:
+            if (new := self._waiting.next(self._running)) is None or not self._waiting.goes_before(new, before):
                 break
             if self._loading.try_add(new, len(self._running), now_s):
                 continue
@@ -199,7 +203,7 @@ class Scheduler:
                 break
             if new.needs_prefill:  # else all its KV but one token's was cached: it decodes
                 chunks.append((new, budget.take(new)))
-        return _batch(Phase.PREFILL, [chunk_share(self._kv, *chunk) for chunk in chunks])
+        return chunks
 
     def _try_admit_in_turn(self, request: Request, now_s: float) -> bool:
         """As `_try_admit`; where there is no room, requests that need it less make some."""

@@ -208,6 +208,20 @@ def test_a_stream_that_was_preempted_goes_before_other_tenants_new_requests() ->
     assert names.index(preempted[0].request_id, 1) < names.index("new")
 
 
+def test_a_stream_that_paused_waits_for_who_asks_for_little_only_where_others_of_its_tenant_run() -> None:
+    params = SamplingParams(max_tokens=2)
+    running, paused, new = (Request(name, [1], params, 0.0, tenant=name[0]) for name in ("a1", "a2", "b1"))
+    queue = FairQueue()
+    queue.start(running, 10.0)
+    paused.num_preemptions = 1
+    queue.add(paused)
+    queue.charge(new, 9.0)
+    queue.add(new)
+    assert (queue.next([running]), queue.next([])) == (new, paused)
+    queue.charge(new, 1.0)
+    assert queue.next([running]) is paused
+
+
 @pytest.mark.parametrize(("greedy", "preempted"), [("a", "a1"), ("b", "b1")])
 def test_blocks_are_taken_from_the_tenant_that_had_most(greedy: str, preempted: str) -> None:
     engine = fake_engine(num_blocks=9, block_size=2, enable_prefix_caching=False)

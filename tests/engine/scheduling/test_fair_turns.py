@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from tests.engine.scheduling.tenant_load import LONG, PLACES, Load, flooded
 
 
@@ -16,6 +17,18 @@ def test_a_tenant_that_asks_for_little_is_not_held_up_by_one_that_asks_for_much(
     assert load.num_preemptions <= 20
     load.finish()
     assert all(len(load.outputs[f"a{number}"]) == LONG for number in range(2 * PLACES))
+
+
+def test_who_asks_for_little_does_not_wait_until_another_is_far_ahead() -> None:
+    """A request of a that starts just before brings b's count near to a's, since idle time earns no credit."""
+    load = flooded()
+    for number in range(10):
+        load.engine.abort_requests([f"a{number}"])
+        load.send(f"a{10 + number}", max_tokens=LONG)
+        for _ in range(16):  # the shortest turn of those that have a place
+            load.step()
+        load.send(f"b{number}", max_tokens=1)
+        assert load.steps_until_ended(f"b{number}") <= 4
 
 
 def test_blocks_are_given_up_as_places_are() -> None:
@@ -94,3 +107,33 @@ def test_no_turn_is_too_short_to_be_worth_its_start(monkeypatch: pytest.MonkeyPa
         load.send(f"{'bcd'[number]}0", max_tokens=LONG)
     lengths = list(turns(load, "a0"))
     assert lengths and min(lengths) >= 16
+
+
+def test_a_prompt_of_a_tenant_that_is_behind_does_not_wait_for_the_rest_of_a_long_one() -> None:
+    load = Load(max_num_batched_tokens=16)
+    names = [f"a{number}" for number in range(8)]
+    for name in names:
+        load.send(name, num_prompt=200, max_tokens=1)
+    for number in range(10):
+        for _ in range(1 + number % 3):
+            load.step()
+        load.send(f"b{number}", max_tokens=1)
+        before = load.engine.inspect(names)
+        assert load.steps_until_ended(f"b{number}") == 1 and load.engine.inspect(names) == before
+    load.finish()
+
+
+def test_steps_are_short_where_several_tenants_share_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: list[bool] = []
+    budget_of = PrefillPace.while_none_decodes
+
+    def remember(pace: PrefillPace, is_shared: bool) -> PrefillBudget:
+        shared.append(is_shared)
+        return budget_of(pace, is_shared)
+
+    monkeypatch.setattr(PrefillPace, "while_none_decodes", remember)
+    load = Load()
+    for name in "aab":
+        load.send(f"{name}{len(shared)}", max_tokens=1)
+        load.finish()
+    assert shared == [False, False, True]

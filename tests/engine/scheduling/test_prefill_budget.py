@@ -176,6 +176,11 @@ def test_while_none_decodes_time_is_no_limit() -> None:
     assert taken(pace(0.001).while_none_decodes(), [prompt(1500), prompt(700, 0, SCORED)]) == [1500, 548]
 
 
+def test_where_tenants_share_a_step_fits_the_target() -> None:
+    batch = Batch(Phase.PREFILL, (chunk(0, *taken(pace(0.2).while_none_decodes(is_shared=True), [prompt(9000)])),))
+    assert 0.88 * 0.2 <= duration(batch) <= 1.02 * 0.2
+
+
 def test_what_nothing_is_known_of_begins_small_and_at_most_doubles() -> None:
     costs, counts = StepCosts(), []
     decode = Batch(Phase.DECODE, (chunk(100, 1),))
