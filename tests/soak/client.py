@@ -36,9 +36,10 @@ class Answer:
         return [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: ")]
 
 
-def request_bytes(body: bytes, path: str = "/v1/completions") -> tuple[bytes, bytes]:
-    """Returns the request's head and body."""
+def request_bytes(body: bytes, path: str = "/v1/completions", key: str = "") -> tuple[bytes, bytes]:
+    """Returns the request's head, with the API key if there is one, and its body."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += f"Authorization: Bearer {key}\r\n" if key else ""
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode(), body
 
 

@@ -61,7 +61,11 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
         lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
     assert response.status_code == 200, f"status {response.status_code}"
     assert lines and lines[-1] == "data: [DONE]", f"the stream ends with {lines[-1:]}"
-    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    return answer_of([json.loads(line.removeprefix("data: ")) for line in lines[:-1]])
+
+
+def answer_of(events: list[dict[str, Any]]) -> Answer:
+    """Returns what a stream's events say. Raises AssertionError if they are not a complete answer."""
     assert all("error" not in event for event in events), f"the stream ends with {events[-1]}"
     choices = [choice for event in events for choice in event["choices"]]
     token_ids = [token_id for choice in choices for token_id in choice["token_ids"]]
