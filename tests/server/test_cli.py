@@ -155,7 +155,8 @@ def test_what_needs_no_library_is_refused_before_anything_is_loaded(tmp_path: Pa
     ("arguments", "words"),
     [
         (["--draft-quantization", "int4", "--quantization", "int4"], "--draft-quantization int4"),
-        (["--quantization", "int4", "--device", "cuda"], "--quantization int4 runs on the CPU only"),
+        (["--quantization", "fp8", "--device", "cpu"], "--quantization fp8 runs on GPUs only"),
+        (["--draft-quantization", "int4", "--device", "cuda"], "--draft-quantization int4 runs on the CPU only"),
         (["--kv-store", "kept", "--device", "cuda"], "--kv-store kept runs on the CPU only"),
         (["--dtype", "float16", "--device", "cpu"], "--dtype float16 is not supported on the CPU"),
         (["--draft-model", "/nowhere"], "/nowhere is not a checkpoint directory"),

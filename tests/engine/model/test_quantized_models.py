@@ -17,6 +17,7 @@ from engine.kernels import load_kernels
 from engine.model.loader import load_model
 from engine.runner.loaded_model import LoadedModel
 from engine.weights.affine_quantization import BITS
+from engine.weights.packing_policy import check_quantization
 from engine.weights.moe import is_experts
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
@@ -121,15 +122,29 @@ def test_embeddings_stay_exact(tiny_model: Callable[..., LoadedModel]) -> None:
     assert torch.equal(plain.weight, quantized.weight)
 
 
-@pytest.mark.parametrize("name", ["quantization", "draft_quantization"])
-def test_cuda_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_drafts_in_fewer_bits_are_refused_on_cuda_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     path = make_checkpoint("llama", tmp_path)
     for device in ("cuda", "auto"):
-        with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} int4 runs on the CPU only"):
-            load_model(EngineConfig(model=str(path), device=device, **{name: "int4"}))
+        with pytest.raises(ConfigError, match="^--draft-quantization int4 runs on the CPU only"):
+            load_model(EngineConfig(model=str(path), device=device, draft_quantization="int4"))
+
+
+def test_fp8_is_refused_on_the_cpu_and_on_gpus_that_do_not_know_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    for device in ("cpu", "auto"):
+        with pytest.raises(ConfigError, match="^--quantization fp8 runs on GPUs only; on the CPU, int8 is as small"):
+            load_model(EngineConfig(model=str(path), device=device, quantization="fp8"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    with pytest.raises(ConfigError, match=r"needs a GPU of compute capability 8\.9 or later, and this one has 8\.6"):
+        check_quantization("fp8", torch.device("cuda"))
+    check_quantization("int4", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    check_quantization("fp8", torch.device("cuda"))
 
 
 def test_other_quantizations_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="quantization must be one of none, int8, int4, got 'fp8'"):
-        EngineConfig(model="m", quantization="fp8")
+    with pytest.raises(ConfigError, match="quantization must be one of none, fp8, int8, int4, got 'int3'"):
+        EngineConfig(model="m", quantization="int3")
