@@ -17,8 +17,8 @@ from engine.kernels import load_kernels
 from engine.model.loader import load_model
 from engine.runner.loaded_model import LoadedModel
 from engine.weights.affine_quantization import BITS
-from engine.weights.packing_policy import check_quantization
 from engine.weights.moe import is_experts
+from engine.weights.packing_policy import check_quantization
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
 from tests.engine.weights.rounding import rounded_rows, rounded_weight
@@ -126,7 +126,7 @@ def test_drafts_in_fewer_bits_are_refused_on_cuda_by_name(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     path = make_checkpoint("llama", tmp_path)
     for device in ("cuda", "auto"):
-        with pytest.raises(ConfigError, match="^--draft-quantization int4 runs on the CPU only"):
+        with pytest.raises(ConfigError, match=r"^--draft-quantization int4 runs on the CPU only"):
             load_model(EngineConfig(model=str(path), device=device, draft_quantization="int4"))
 
 
@@ -135,7 +135,7 @@ def test_fp8_is_refused_on_the_cpu_and_on_gpus_that_do_not_know_it(
 ) -> None:
     path = make_checkpoint("llama", tmp_path)
     for device in ("cpu", "auto"):
-        with pytest.raises(ConfigError, match="^--quantization fp8 runs on GPUs only; on the CPU, int8 is as small"):
+        with pytest.raises(ConfigError, match=r"^--quantization fp8 runs on GPUs only; on the CPU, int8 is as small"):
             load_model(EngineConfig(model=str(path), device=device, quantization="fp8"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
     with pytest.raises(ConfigError, match=r"needs a GPU of compute capability 8\.9 or later, and this one has 8\.6"):
