@@ -60,7 +60,15 @@ class Bench:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process has ended. A zombie has: its parent may be a container's init, which never waits for it."""
+    """Whether the process has ended, or does so soon: one that was killed may still be at it. A zombie has ended: its
+    parent may be a container's init, which never waits for it."""
+    deadline_s = time.monotonic() + 5
+    while not (is_gone := _is_gone(pid)) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return is_gone
+
+
+def _is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
