@@ -42,6 +42,7 @@ def exposed() -> dict[str, set[str]]:
     metrics = Metrics("model", with_vllm_names=False)
     metrics.on_rejection("slow_down")
     metrics.on_broken_stream("internal_error")
+    metrics.on_promise("ttft", "kept")
     metrics.on_key_request("alice", TokenCounts(1, 0, 1), "slow_down")
     metrics.on_http_request("/v1/completions", "POST", 200, 0.1)
     families = text_string_to_metric_families(metrics.render().decode())
