@@ -186,8 +186,11 @@ def disturbed(number: int, root: Path, chance: random.Random, model: Sequence[st
         num_damaged = store.damage(0.05, chance)
         soak.hold_turn(server)
         now = server.metrics()
-        if not 0 < now["twostep_kv_store_damaged_files_total"] <= num_damaged:
-            problems.append(f"{now['twostep_kv_store_damaged_files_total']} of {num_damaged} damaged files were found")
+        num_found, num_declined = (
+            now[f"twostep_kv_store_{each}_total"] for each in ("damaged_files", "declined_tokens")
+        )
+        if num_found > num_damaged or not (num_found or num_declined):  # what is not read is not found
+            problems.append(f"{num_found} of {num_damaged} damaged files were found")
         if not eventually(server.is_idle):
             problems.append("requests or blocks are left behind")
         problems += wrong_size(store, max_bytes)
