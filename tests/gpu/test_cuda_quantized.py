@@ -55,6 +55,12 @@ def test_a_product_has_the_bits_that_its_numbers_give(
         assert type(sums) is type(others)
 
 
+@pytest.mark.parametrize(("bits", "num_groups"), [(8, 2), (4, 10)])
+def test_what_fills_a_row_up_has_scales_too(triton_device: torch.device, bits: int, num_groups: int) -> None:
+    coding = module.TritonIntegerWeight(random(3, 257, device=triton_device), bits).coding  # rows have 320 numbers
+    assert coding.scales.shape == coding.minimums.shape == (3, num_groups)
+
+
 def rounded_to_e4m3(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of rows, as doubles, and their scales, by the formula that defines them."""
     largest = rows.float().abs().amax(dim=1, keepdim=True)
