@@ -12,7 +12,7 @@ from engine.weights.batch_invariant_matmul import BatchInvariantWeight
 from engine.weights.int4_levels import Int4Matrix, to_levels
 from engine.weights.packed_weight import check_rows
 
-__all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight"]
+__all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight", "check_finite"]
 
 _COLUMNS_AT_ONCE = 1024  # columns of the result, so that the weight is never dequantized as a whole
 
@@ -55,6 +55,12 @@ class KernelQuantizedWeight:
         return self.packed.nbytes
 
 
+def check_finite(weight: Tensor) -> None:
+    """Raises ModelError if there is NaN or infinity."""
+    if not all(end.isfinite() for end in weight.aminmax()):  # NaN is both
+        raise _not_finite(weight)
+
+
 def _not_finite(weight: Tensor) -> ModelError:
     """Says that there is NaN or infinity, which quantization would spread over a group until it looks harmless."""
     return ModelError(f"A weight {[*weight.shape]} of the checkpoint has NaN or infinity: it is damaged.")
@@ -67,8 +73,7 @@ class TorchQuantizedWeight:
     """
 
     def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
-        if not all(end.isfinite() for end in weight.aminmax()):  # NaN is both
-            raise _not_finite(weight)
+        check_finite(weight)
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         matrix = quantize(weight, bits)
         self._matrix = matrix if bits == 8 else _with_two_codes_per_byte(to_levels(weight, matrix))

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from engine.core.errors import ModelError
 from engine.kernels.cuda.linear import Coding, Rows
 from engine.kernels.cuda.row_quantization import LARGEST_E4M3, quantized_rows
 from engine.weights.affine_quantization import BITS, GROUP_SIZES, quantize
+from engine.weights.quantized_weight import check_finite
 from engine.weights.triton_weight import TritonWeight
 
 __all__ = ["TritonFp8Weight", "TritonIntegerWeight", "triton_quantized"]
@@ -14,8 +14,7 @@ __all__ = ["TritonFp8Weight", "TritonIntegerWeight", "triton_quantized"]
 
 def triton_quantized(weight: Tensor, quantization: str) -> TritonWeight:
     """Returns the weight [N, K], which is not kept, as fp8, int8 or int4. Raises ModelError for NaN or infinity."""
-    if not all(end.isfinite() for end in weight.aminmax()):  # NaN is both
-        raise ModelError(f"A weight {[*weight.shape]} of the checkpoint has NaN or infinity: it is damaged.")
+    check_finite(weight)
     return TritonFp8Weight(weight) if quantization == "fp8" else TritonIntegerWeight(weight, BITS[quantization])
 
 
