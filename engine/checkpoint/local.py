@@ -44,8 +44,8 @@ def check_checkpoint(model: str, is_draft: bool = False) -> None:
     if not is_local(model):
         if not _HUB_ID.fullmatch(model):
             raise ModelError(
-                f"{model} is neither a directory here nor a hub id, which looks like owner/name, or owner/name:Q4_K_M "
-                "for a GGUF file."
+                f"{model!r} is neither a directory here nor a hub id, which looks like owner/name, or "
+                "owner/name:Q4_K_M for a GGUF file."
             )
         return
     path = folder_of(model)

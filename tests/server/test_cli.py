@@ -112,7 +112,7 @@ def test_without_a_command_it_says_how(capsys: pytest.CaptureFixture[str]) -> No
         (["serve", "--port", "70000"], ["--port: must be at most 65535, got '70000'."]),
         (["serve", "--max-body-bytes", "much"], ["--max-body-bytes: must be a size such as 2GiB, got 'much'."]),
         (["serve", "--dtype", "float99"], ["--dtype: must be one of 'auto', 'float32', 'bfloat16' or 'float16', got"]),
-        (["serve", "models/llama/7b"], ["models/llama/7b is neither a directory here nor a hub id"]),
+        (["serve", "models/llama/7b"], ["'models/llama/7b' is neither a directory here nor a hub id"]),
         (["serve", "--config", "/nowhere.yaml"], ["/nowhere.yaml"]),
     ],
 )

@@ -78,6 +78,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["run", "http://127.0.0.1:1", "Hi"], "http://127.0.0.1:1 cannot be asked: "),
         (["run", "http://127.0.0.1:1", "Hi", "--dtype", "x"], "--dtype is a flag of twostep serve"),
         (["run", "m", "Hi", "--raw", "--system", "x"], "--system is for chats"),
+        (["run", "Name three birds."], "name the model before the prompt"),
         (["run", "m", "Hi", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
         (["completion", "cmd"], "invalid choice: 'cmd'"),
     ],

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from twostep.commands.arguments import CommandParser
 from twostep.commands.client import ChatClient
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     parsed, flags = own.parse_known_args(arguments)
     if parsed.raw and parsed.system:
         own.error("--system is for chats: leave it out, or --raw")
-    prompt = sys.stdin.read() if parsed.prompt is None else parsed.prompt
+    if parsed.prompt is None and " " in parsed.model and not Path(parsed.model).exists():
+        own.error(f'name the model before the prompt: twostep run MODEL "{parsed.model}"; MODEL can be: embedded')
+    prompt = _read_prompt() if parsed.prompt is None else parsed.prompt
     params = sampling_of(parsed)
     with open_endpoint(parsed.model, flags) as endpoint, ChatClient(endpoint) as client:
         system = [{"role": "system", "content": parsed.system}] if parsed.system else []
@@ -52,3 +55,9 @@ def main(arguments: Sequence[str]) -> int:
         if parsed.timings:
             print(answer.summary(), file=sys.stderr)
     return 0
+
+
+def _read_prompt() -> str:
+    if sys.stdin.isatty():
+        print("Write the prompt; Ctrl-D ends it.", file=sys.stderr)
+    return sys.stdin.read()
