@@ -23,6 +23,7 @@ from engine.core.errors import UnsupportedModelError, reason_of
 from engine.core.sampling_params import SamplingParams
 from engine.host.available_memory import is_memory_shortage
 from engine.mixers.state import StateCache
+from engine.model.first_layers import keep_layers, num_distinct_layers
 from engine.model.probe import layer_shape, probe_layers, probe_states
 from engine.runner.forward import TransformersForward
 from engine.runner.model_inputs import build_inputs
@@ -144,7 +145,7 @@ def _request(
 
 def _small_copy(module: PreTrainedModel) -> PreTrainedModel:
     """Returns a model of the same code on the CPU, with few layers, small vocabulary and random weights in float32."""
-    num_layers = _num_kept_layers(module)
+    num_layers = num_distinct_layers(module)
     try:
         small = _build(module, num_layers)
     except Exception:  # some have a setting that does not allow for fewer layers
@@ -162,15 +163,11 @@ def _build(module: PreTrainedModel, num_layers: int) -> PreTrainedModel:
 
 def _cut(config: PreTrainedConfig, num_layers: int) -> None:
     """Cuts a text model's configuration in place."""
-    all_layers = config.num_hidden_layers
+    keep_layers(config, num_layers)
     for name, value in [*vars(config).items()]:
-        if isinstance(value, list) and len(value) == all_layers:
-            setattr(config, name, value[:num_layers])
-        elif name.endswith("layers") and value == all_layers:
-            setattr(config, name, num_layers)
-        elif name.endswith("token_id") and value is not None:
+        if name.endswith("token_id") and value is not None:
             setattr(config, name, 0)
-        elif type(value) is int:
+        elif type(value) is int and not name.endswith("layers"):
             setattr(config, name, min(value, _limit_of(name)))
 
 
@@ -183,31 +180,6 @@ def _limit_of(name: str) -> float:
     if name.endswith("index_topk_blocks"):
         return 2
     return MAX_WIDTH if name.endswith(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")) else math.inf
-
-
-def _num_kept_layers(module: PreTrainedModel) -> int:
-    """Returns how many of the first layers hold one layer of each kind."""
-    num_layers = module.config.get_text_config(decoder=True).num_hidden_layers
-    lists = (each for each in module.modules() if isinstance(each, nn.ModuleList))
-    layers = next((each for each in lists if len(each) == num_layers), None)
-    if layers is None:
-        return int(num_layers)
-    kinds = [_kind(layer) for layer in layers]
-    return 1 + max(kinds.index(kind) for kind in {*kinds})
-
-
-def _kind(layer: nn.Module) -> str:
-    """Returns a text that is the same for layers which differ by nothing but their weights and their index."""
-    facts = []
-    for name, module in layer.named_modules():
-        settings = {
-            key: value
-            for key, value in vars(module).items()
-            if isinstance(value, (int, float, str, type(None))) and "idx" not in key and "index" not in key
-        }
-        shapes = [tuple(parameter.shape) for parameter in module.parameters(recurse=False)]
-        facts.append((name, type(module).__name__, sorted(settings.items()), shapes))
-    return repr(facts)
 
 
 def randomize(module: nn.Module) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.machine import AttentionSize, Ceilings, ModelSize
+from engine.model.planning.layer_trial import StepSeconds
 from server.settings.settings import Settings
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.soak.server import ROOT
@@ -78,6 +79,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["run", "http://127.0.0.1:1", "Hi"], "http://127.0.0.1:1 cannot be asked: "),
         (["run", "http://127.0.0.1:1", "Hi", "--dtype", "x"], "--dtype is a flag of twostep serve"),
         (["run", "m", "Hi", "--raw", "--system", "x"], "--system is for chats"),
+        (["plan", "embedded", "--prompt-tokens", "2048"], "less than the model's context of 2,048 tokens"),
         (["run", "Name three birds."], "name the model before the prompt"),
         (["run", "m", "Hi", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
         (["completion", "cmd"], "invalid choice: 'cmd'"),
@@ -249,7 +251,8 @@ SIZE = ModelSize(
 
 def plan_with(available: int, **facts: Any) -> str:
     known = {"architecture": "A", "num_weights": 6 << 30, "size": SIZE, "kv_bytes_per_token": 1 << 16}
-    known |= {"max_model_len": 4096, "load_per_cpu": 0.0, "prompt_tokens": 512}
+    known |= {"max_model_len": 4096, "load_per_cpu": 0.0, "prompt_tokens": 512, "measure": None}
+    known["quantizations"] = ("none", "int8", "int4")
     known |= {"ceilings": Ceilings(float(10 << 30), 1e15), "available_bytes": available << 30}
     return "\n".join(lines_of(Plan(**{**known, **facts})))
 
@@ -267,6 +270,19 @@ def test_a_plans_times_are_those_of_the_roofline() -> None:
     assert "ITL 1,203.1 ms (memory), 1 tokens/s at most" in exact
     assert "requests of 768" in rounded and "busy" not in exact
     assert "busy with other programs" in plan_with(64, load_per_cpu=2.0)
+
+
+def test_a_plans_times_are_predictions_where_layers_were_measured() -> None:
+    asked: list[str] = []
+
+    def measure(quantization: str) -> StepSeconds:
+        asked.append(quantization)
+        return StepSeconds(prompt_s=0.5, prompts_s=0.25, decode_s=(0.01, 0.02, 0.04))
+
+    text = plan_with(10, measure=measure)
+    assert asked == ["int8", "int4"]  # without rounding it does not fit: nothing to be measured
+    assert " 1 at once: TTFT 0.50 s for the last of them, ITL 10.0 ms (memory), 100 tokens/s\n" in text
+    assert " 8 at once: TTFT 2.00 s" in text and "32 at once: TTFT 8.00 s" in text and "800 tokens/s\n" in text
 
 
 def test_embeddings_keep_sixteen_bits() -> None:

@@ -14,6 +14,7 @@ from engine.core.errors import ModelError, TwostepError, UnsupportedModelError, 
 from engine.core.machine import ModelSize
 from engine.mixers.functions import route_recurrent_functions
 from engine.model.context_limit import context_limit
+from engine.model.first_layers import num_distinct_layers
 from engine.model.loader import read_hf_config
 from engine.model.probe import layer_shape, probe_layers
 from engine.model.step_work import size_of
@@ -32,6 +33,9 @@ class Estimate:
     kv_bytes_per_token: int
     """Of keys and values in 16 bits."""
     max_model_len: int
+    num_layers: int
+    num_distinct_layers: int
+    """How many of the first layers hold one of each kind."""
 
 
 def estimate(model: str, revision: str | None = None) -> Estimate:
@@ -65,4 +69,6 @@ def _estimate(config: EngineConfig) -> Estimate:
         size=size_of(module, text_config, calls, dtype),
         kv_bytes_per_token=bytes_per_block(tuple(map(layer_shape, calls)), 1, dtype),
         max_model_len=context_limit(text_config, ()),
+        num_layers=text_config.num_hidden_layers,
+        num_distinct_layers=num_distinct_layers(module),
     )

@@ -7,8 +7,8 @@ import pytest
 import engine
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
-from engine.model.estimate import estimate
 from engine.model.loader import load_model
+from engine.model.planning.estimate import estimate
 from tests.engine.tiny_models import make_checkpoint
 
 EMBEDDED = str(Path(engine.__file__).parent / "embedded_model")

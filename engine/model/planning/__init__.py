@@ -1,0 +1,1 @@
+"""What a model will take here, told before its weights are loaded."""

@@ -1,0 +1,95 @@
+"""A few layers stand for all of a model: which ones are run, and what is made of their times."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from transformers import AutoModelForCausalLM
+
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelError
+from engine.model.first_layers import keep_layers
+from engine.model.planning import layer_trial
+from engine.model.planning.estimate import Estimate, estimate
+from engine.model.planning.layer_trial import StepSeconds, depths_of, predict_steps
+from tests.engine.tiny_models import make_checkpoint, make_config
+
+
+def sized(path: Path, num_layers: int, period: int, layer_bytes: int) -> Estimate:
+    """An estimate of so many layers of that size, of which `period` hold one of each kind."""
+    found = estimate(str(path))
+    size = msgspec.structs.replace(found.size, layer_bytes=num_layers * layer_bytes, expert_bytes=0)
+    return replace(found, num_layers=num_layers, num_distinct_layers=period, size=size)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("qwen3_moe"))
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "period", "layer_bytes", "depths"),
+    [
+        (24, 1, 30 << 20, (8, 17)),
+        (12, 1, 30 << 20, (12,)),  # all fit
+        (32, 1, 1 << 30, (1, 2)),
+        (48, 6, 100 << 20, (6, 12)),
+        (60, 6, 30 << 20, (6, 12)),
+        (8, 6, 1 << 30, (8,)),  # two of each kind would be more than there are
+    ],
+)
+def test_depths_hold_one_of_each_kind(
+    checkpoint: Path, num_layers: int, period: int, layer_bytes: int, depths: tuple[int, ...]
+) -> None:
+    assert depths_of(sized(checkpoint, num_layers, period, layer_bytes)) == depths
+
+
+def test_further_layers_take_what_those_between_the_depths_take(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(_: EngineConfig, num_layers: int, prompt_tokens: int, clients: Sequence[int]) -> StepSeconds:
+        assert prompt_tokens == 7
+        return StepSeconds(10.0 + num_layers, 5.0 + num_layers, tuple(count + 2.0 * num_layers for count in clients))
+
+    monkeypatch.setattr(layer_trial, "_measure", measure)
+    config = EngineConfig(model=str(checkpoint))
+    assert predict_steps(config, sized(checkpoint, 24, 1, 1 << 30), 7, (1, 8)) == StepSeconds(34.0, 29.0, (49.0, 56.0))
+    assert predict_steps(config, sized(checkpoint, 3, 1, 1), 7, (1,)) == StepSeconds(13.0, 8.0, (7.0,))
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_layers_run_without_any_weights(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    monkeypatch.setattr(layer_trial, "_MAX_LAYER_BYTES", 1)
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    found = estimate(str(tmp_path))
+    assert depths_of(found) == (1, 2)
+    config = EngineConfig(model=str(tmp_path), quantization=quantization, device="cpu")
+    told = predict_steps(config, found, 20, (1, 3))
+    assert all(seconds > 0 for seconds in (told.prompt_s, told.prompts_s, *told.decode_s))
+
+
+def test_layers_with_states_run(tmp_path: Path) -> None:
+    path = make_checkpoint("lfm2", tmp_path)
+    assert predict_steps(EngineConfig(model=str(path), device="cpu"), estimate(str(path)), 20, (2,)).decode_s[0] > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "qwen2"])
+def test_what_is_kept_are_the_first_layers(name: str) -> None:
+    config = make_config(name)
+    keep_layers(config, 2)
+    module = AutoModelForCausalLM.from_config(config)
+    assert module.config.num_hidden_layers == 2
+    assert {number for key in module.state_dict() for number in key.split(".") if number.isdigit()} == {"0", "1"}
+
+
+def test_a_part_that_cannot_be_built_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: object) -> StepSeconds:
+        raise RuntimeError("some setting forbids it")
+
+    monkeypatch.setattr(layer_trial, "_measure", measure)
+    with pytest.raises(ModelError, match="cannot be tried: some setting forbids it"):
+        predict_steps(EngineConfig(model=str(checkpoint)), estimate(str(checkpoint)), 7, (1,))
