@@ -9,7 +9,8 @@ from tests.soak.kv_store import Store, run
 from tests.soak.server import eventually, running_server
 
 
-@pytest.mark.parametrize("is_recurrent", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_recurrent", [False, True])
 def test_conversations_go_on_over_evictions_kills_and_damaged_files(is_recurrent: bool) -> None:
     soak, problems = run(12, 0, is_recurrent)
     assert problems == []

@@ -188,6 +188,7 @@ def kill_engine(server: ServerProcess) -> None:
     os.kill(server.engine_pid, SIGKILL)
 
 
+@pytest.mark.slow
 def test_answers_are_whole_when_an_engine_or_the_prefill_server_dies(one: ServerProcess, tmp_path: Path) -> None:
     with pair(tmp_path) as servers:
         answers: dict[str, Any] = {}

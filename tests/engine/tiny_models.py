@@ -2,11 +2,12 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -156,6 +157,13 @@ _WIDE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
 }
+
+
+def slow_but(names: Collection[str], *quick: str) -> list[Any]:
+    """Returns all names as parameters of tests, of which those that are not `quick` are slow: they differ from these
+    by nothing that the test is about."""
+    assert {*quick} <= {*names}
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in sorted(names)]
 
 
 def make_config(name: str) -> PreTrainedConfig:

@@ -20,13 +20,20 @@ from engine.weights.affine_quantization import BITS
 from engine.weights.moe import is_experts
 from engine.weights.packing_policy import check_quantization
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
+from tests.engine.tiny_models import (
+    ARCHITECTURES,
+    ReferenceModel,
+    load_reference,
+    make_checkpoint,
+    slow_but,
+    tiny_engine,
+)
 from tests.engine.weights.rounding import rounded_rows, rounded_weight
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", slow_but(ARCHITECTURES, "llama", "gpt2", "deepseek_v3", "jamba"))
 def test_every_architecture_runs_quantized_and_holds_fewer_bytes(
     architecture: str, tiny_model: Callable[..., LoadedModel]
 ) -> None:
