@@ -43,8 +43,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Type of weights and activations: auto, float32, bfloat16 or float16. auto: on the CPU bfloat16 where it is
     computed natively, else float32; on CUDA the checkpoint's own 16-bit type, else bfloat16."""
     quantization: str = "none"
-    """Weight quantization of linear layers and experts, on the CPU: none, int8 or int4. Their activations are quantized
-    to 8 bits, those of the head to 16."""
+    """Weight quantization of linear layers and experts: none, int8, int4, or on CUDA fp8. On the CPU their activations
+    are quantized to 8 bits, those of the head to 16; on CUDA with fp8 alone."""
     draft_model: str | None = None
     """A draft model: the directory or hub id of a smaller one with the same tokenizer. See
     `engine.model.draft_model`."""
