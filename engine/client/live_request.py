@@ -231,7 +231,8 @@ class LiveRequest:
         update, time_s = timed.update, timed.time_s
         is_first = update.first is not None
         if update.first is not None:
-            self._num_cached_tokens = update.first.num_cached_tokens
+            # Of tokens that were given, some may be cached, too.
+            self._num_cached_tokens = min(update.first.num_cached_tokens, len(self.request.prompt_token_ids))
             self._clock.start(update.first, time_s)
         text, num_kept = self._text_of(update)
         self._num_output_tokens += num_kept

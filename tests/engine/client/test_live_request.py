@@ -40,6 +40,13 @@ def live_request(admission: AdmissionControl | None = None, **params: Any) -> Li
     return LiveRequest(request, "r/0", Letters(), (admission or AdmissionControl(AdmissionLimits(), 1, 1)).enter(3))
 
 
+def test_cached_tokens_are_the_prompts_though_more_were_given() -> None:
+    live = live_request()
+    live.request = dataclasses.replace(live.request, given_token_ids=(1, 2))
+    update = TimedUpdate(RequestUpdate("r/0", token_ids=[3], first=replace(FIRST, num_cached_tokens=4)), 12.0)
+    assert outputs_of(live, update)[0].num_cached_tokens == 3
+
+
 def outputs_of(live: LiveRequest, *updates: TimedUpdate) -> list[RequestOutput]:
     for update in updates:
         live.put(update)
