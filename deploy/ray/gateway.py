@@ -5,7 +5,7 @@ import hashlib
 import json
 import secrets
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from deploy.ray.replica import Call, Head
 from deploy.ray.roles import PREFILL_PATH
 from server.routing.continuation import (
+    LINE_PATHS,
     PATHS,
     Events,
     ForeignReplicaError,
@@ -28,6 +29,7 @@ from server.routing.continuation import (
 from server.routing.merged_metrics import merged_metrics
 from server.routing.policy import RoutedPrompt
 from server.routing.prompt_digests import routed_prompt, routed_tokens
+from server.routing.typed_continuation import TYPED_PATHS, TypedContinuation
 
 MAX_MOVES = 5
 """How often a request is sent elsewhere without a token in between: it may be what its replicas die of."""
@@ -37,13 +39,19 @@ _LOST = "The replica that had this request is gone, and no other could take it o
 _GONE = (RayError, RayServeException)  # a replica, or all of a deployment's
 _FOR_ALL = ("/metrics", "/reset_prefix_cache")
 
+Continuation = StreamContinuation | TypedContinuation
+_CONTINUATIONS: Mapping[str, Callable[[dict[str, Any]], Continuation]] = {
+    **dict.fromkeys(PATHS, StreamContinuation),
+    **dict.fromkeys(TYPED_PATHS, TypedContinuation),
+}
+
 Parts = AsyncGenerator[Head | bytes, None]
 """The head of an answer, and then the bytes of its body."""
 
 
 class Gateway:
-    """Hands requests to replicas. Streams of choices go on when their replica dies; other requests are sent again as
-    long as nothing of their answer was sent."""
+    """Hands requests to replicas. Streams go on when their replica dies; other requests are sent again as long as
+    nothing of their answer was sent."""
 
     def __init__(
         self,
@@ -72,8 +80,8 @@ class Gateway:
             given = request.headers.get("authorization", "").encode("latin-1")
             if not secrets.compare_digest(given, self._prefill_credentials):
                 return _refused(401, "invalid_api_key", "This path is for the application's own replicas.")
-        if parsed.get("stream") is True and call.route in PATHS:
-            return await _response(self._continued(call, parsed))
+        if parsed.get("stream") is True and (continuation := _CONTINUATIONS.get(call.route)) is not None:
+            return await _response(self._continued(call, parsed, continuation(parsed)))
         return await _response(self._retried(call, parsed))
 
     async def _ask_all(self, call: Call) -> Response:
@@ -105,14 +113,14 @@ class Gateway:
                     yield head
                 return
             except _GONE:
-                if has_begun and parsed.get("stream") is True:
+                if has_begun and parsed.get("stream", call.route in LINE_PATHS) is True:
                     yield error_event(call.route, _LOST)
                 if has_begun:
                     return
 
-    async def _continued(self, call: Call, parsed: dict[str, Any]) -> Parts:
+    async def _continued(self, call: Call, parsed: dict[str, Any], stream: Continuation) -> Parts:
         """Yields a head and the events of a stream, whichever replicas they come from."""
-        stream, excluded, num_left, has_begun = StreamContinuation(parsed), list[str](), MAX_MOVES, False
+        excluded, num_left, has_begun = list[str](), MAX_MOVES, False
         while num_left >= 0:
             num_left -= 1
             try:
@@ -131,9 +139,7 @@ class Gateway:
         if has_begun:
             yield error_event(call.route, _LOST)
 
-    async def _attempt(
-        self, call: Call, parsed: dict[str, Any], stream: StreamContinuation, excluded: list[str]
-    ) -> Parts:
+    async def _attempt(self, call: Call, parsed: dict[str, Any], stream: Continuation, excluded: list[str]) -> Parts:
         """Yields a replica's head, and what the client has not got yet of its stream; a refusal as it is. Raises
         ReplicaLostError if the stream breaks off, or begun ones are refused, as full replicas do."""
         body = json.dumps(stream.next_body()).encode()

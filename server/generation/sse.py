@@ -33,6 +33,11 @@ def event(data: Mapping[str, Any]) -> bytes:
     return f"data: {_dumps(data)}\n\n".encode("ascii")
 
 
+def comment(data: Mapping[str, Any]) -> bytes:
+    """Returns a line that clients of events do not see."""
+    return f": {_dumps(data)}\n\n".encode("ascii")
+
+
 def typed_event(data: Mapping[str, Any]) -> bytes:
     """Returns an event named by its type, for the APIs whose clients go by names."""
     return _typed(data["type"], _dumps(data))

@@ -9,6 +9,7 @@ from engine.core.outputs import RequestOutput
 from server.core.errors import ErrorKind
 from server.core.request_record import RequestRecord
 from server.generation.fan_out import IndexedOutput
+from server.generation.resume_points import NO_RESUME_POINTS, ResumePoints
 from server.generation.sse import chunked_typed_event, typed_event
 from server.generation.stream import note_failure
 from server.generation.usage import UsageCounter
@@ -33,10 +34,17 @@ class Writer(Protocol):
 class TypedStream:
     """Turns the outputs of a plan of one generation into server-sent events, or what a subclass encodes."""
 
-    def __init__(self, writer: Writer, counter: UsageCounter, record: RequestRecord) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        counter: UsageCounter,
+        record: RequestRecord,
+        points: ResumePoints = NO_RESUME_POINTS,
+    ) -> None:
         self._writer = writer
         self._counter = counter
         self._record = record
+        self._points = points
 
     async def events(
         self, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]
@@ -44,7 +52,7 @@ class TypedStream:
         """Yields all events from the first token on. An error from here on is an event, for the status is sent."""
         try:
             self._counter.add(*first)
-            yield self._encoded(self._writer.begin()) + self._encoded(self._writer.add(first[1]))
+            yield self._encoded(self._writer.begin()) + self._added(first[1])
             async for indexed_output in outputs:
                 if data := self._events_of(indexed_output):
                     yield data
@@ -53,11 +61,14 @@ class TypedStream:
                 yield await self.encode_last(each)
         except Exception as error:
             kind, body = note_failure(error, self._record)
-            yield self._encoded(self._writer.fail(kind, body["error"]["message"]))
+            yield self._points.before_failure(kind) + self._encoded(self._writer.fail(kind, body["error"]["message"]))
 
     def _events_of(self, indexed_output: IndexedOutput) -> bytes:
         self._counter.add(*indexed_output)
-        return self._encoded(self._writer.add(indexed_output[1]))
+        return self._added(indexed_output[1])
+
+    def _added(self, output: RequestOutput) -> bytes:
+        return self._encoded(self._writer.add(output)) + self._points.behind(output)
 
     def _encoded(self, events: Events) -> bytes:
         return b"".join(map(self.encode, events))

@@ -13,6 +13,7 @@ from server.protocol.anthropic_tools import AnthropicToolChoice, AnthropicTools
 from server.protocol.cache_steering import RETENTION_S, Cacheable, CacheControl
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.request import RequestFields
+from server.protocol.typed_streams import TypedStreamFields
 from server.protocol.wire import MAX_INT32, ClosedModel, Int32, JsonObject, StopStrings
 
 
@@ -77,11 +78,10 @@ class CountTokensRequest(AnthropicConversation):
     pass
 
 
-class MessagesRequest(AnthropicConversation, SamplingFields):
+class MessagesRequest(AnthropicConversation, SamplingFields, TypedStreamFields):
     max_tokens: int = Field(ge=1, le=MAX_INT32, description="A bound: an answer may also end with the context.")
     temperature: float | None = Field(None, ge=0, le=1)
     stop_sequences: StopStrings = Field([])
-    stream: bool = False
 
 
 class TextAnswer(BaseModel):

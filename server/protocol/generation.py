@@ -53,6 +53,12 @@ class SamplingFields(RequestFields):
     skip_special_tokens: bool = True
     bad_words: BadWords = Field([])
     allowed_token_ids: AllowedTokenIds | None = None
+    resume_token_ids: ResumeTokenIds = Field(
+        [],
+        description="For each choice in turn, the tokens that its answer begins with, as another server with the "
+        "same `system_fingerprint` generated them for the same request and seed. They are sent again, and generation "
+        "goes on behind them.",
+    )
 
 
 class GenerationParams(SamplingFields):
@@ -68,12 +74,6 @@ class GenerationParams(SamplingFields):
     return_tokens_as_token_ids: bool = Field(False, description='Tokens in logprobs are written "token_id:123".')
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    resume_token_ids: ResumeTokenIds = Field(
-        [],
-        description="For each choice in turn, the tokens that its answer begins with, as another server with the "
-        "same `system_fingerprint` generated them for the same request and seed. They are sent again, and generation "
-        "goes on behind them.",
-    )
     prediction: Prediction | None = Field(
         None, description="Text that much of the answer will be, which is then written faster. It changes no answer."
     )

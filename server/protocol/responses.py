@@ -10,6 +10,7 @@ from server.protocol.response_items import Input
 from server.protocol.response_tools import ToolChoice, Tools
 from server.protocol.structured import JsonSchemaFormat
 from server.protocol.tags import type_of
+from server.protocol.typed_streams import TypedStreamFields
 from server.protocol.wire import (
     ClosedModel,
     Int32,
@@ -72,12 +73,11 @@ class ResponseStreamOptions(ClosedModel):
     include_obfuscation: Literal[False] = False
 
 
-class ResponsesRequest(SamplingFields):
+class ResponsesRequest(SamplingFields, TypedStreamFields):
     input: Input
     instructions: Text | None = None
     max_output_tokens: Int32 | None = Field(None, ge=1, description="Default: as many as fit the context.")
     stop: StopStrings = Field([])
-    stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     include: Annotated[list[Included], Field(max_length=MAX_INCLUDED, fail_fast=True)] = Field(
         [], description="Hints, but for the logprobs: there is nothing encrypted and nothing of built-in tools."

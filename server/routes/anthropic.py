@@ -18,6 +18,7 @@ from server.core.request_record import record_of
 from server.core.timings import complete_headers
 from server.generation.entry import Arrival, validate_request
 from server.generation.respond import all_outputs, open_stream
+from server.generation.resume_points import resume_points
 from server.generation.typed_stream import TypedStream
 from server.protocol.anthropic import (
     AnthropicConversation,
@@ -61,7 +62,8 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
         counter = ChatUsageCounter(plan, [reader], record)
         writer = MessageWriter(_form(body, plan, arrival), reader, counter, arrival.request_id)
         if body.stream:
-            return await open_stream(plan, TypedStream(writer, counter, record), request, PING)
+            points = resume_points(plan, body.resume_points)
+            return await open_stream(plan, TypedStream(writer, counter, record, points), request, PING)
         [outputs] = await all_outputs(plan, counter, request)
     for output in outputs:
         writer.add(output)

@@ -14,6 +14,7 @@ from server.chat.usage import ChatUsageCounter
 from server.core.request_record import record_of
 from server.generation.entry import validate_request
 from server.generation.respond import all_outputs, open_stream
+from server.generation.resume_points import resume_points
 from server.generation.typed_stream import TypedStream
 from server.protocol.refusals import RESPONSES_REFUSALS
 from server.protocol.response_answers import ResponseBody
@@ -55,7 +56,8 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         )
         writer = ResponseWriter(response_head(body, plan, arrival), offered, reader, counter, logprobs)
         if body.stream:
-            return await open_stream(plan, TypedStream(writer, counter, record), request)
+            points = resume_points(plan, body.resume_points)
+            return await open_stream(plan, TypedStream(writer, counter, record, points), request)
         [outputs] = await all_outputs(plan, counter, request)
     for output in outputs:
         writer.add(output)

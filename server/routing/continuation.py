@@ -10,8 +10,10 @@ from typing import Any
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 """The APIs whose chunks say which tokens they have."""
+LINE_PATHS = frozenset({"/api/chat", "/api/generate"})
+"""The APIs that stream lines of JSON, unless they are asked not to."""
 DONE = b"data: [DONE]"
-_UNAVAILABLE = "server_is_overloaded"  # the code of a server that stops, or gives its engine up
+UNAVAILABLE = "server_is_overloaded"  # the code of a server that stops, or gives its engine up
 
 
 class ReplicaLostError(Exception):
@@ -71,7 +73,7 @@ class StreamContinuation:
             return event
         chunk = json.loads(event.removeprefix(b"data: "))
         if "choices" not in chunk:
-            if (chunk.get("error") or {}).get("code") == _UNAVAILABLE:
+            if (chunk.get("error") or {}).get("code") == UNAVAILABLE:
                 raise ReplicaLostError
             return event
         self._check_head(chunk)
@@ -128,7 +130,9 @@ def error_event(path: str, message: str) -> bytes:
         error = {"type": "error", "error": {"type": "overloaded_error", "message": message}}
         return b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
     if path == "/v1/responses":
-        error = {"type": "error", "code": _UNAVAILABLE, "message": message, "param": None}
+        error = {"type": "error", "code": UNAVAILABLE, "message": message, "param": None}
         return b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
-    error = {"error": {"message": message, "type": "server_error", "param": None, "code": _UNAVAILABLE}}
+    if path in LINE_PATHS:
+        return json.dumps({"error": message}).encode() + b"\n"
+    error = {"error": {"message": message, "type": "server_error", "param": None, "code": UNAVAILABLE}}
     return b"data: " + json.dumps(error).encode() + b"\n\n" + DONE + b"\n\n"

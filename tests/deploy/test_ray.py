@@ -105,6 +105,21 @@ def streaming(first: int, last: int, dies: bool = False, name: str = "a", status
     return parts
 
 
+def typed(first: int, last: int, dies: bool = False, name: str = "a") -> Replica:
+    """The same with typed events."""
+
+    async def parts(call: Call) -> AsyncIterator[Head | bytes]:
+        yield Head(name, 200, [("content-type", "text/event-stream")])
+        for number in range(first, last):
+            yield b'event: x\ndata: {"type":"x","number":%d}\n\n' % number
+            yield b': {"seed":5,"token_ids":[%d]}\n\n' % number
+        if dies:
+            raise RayError
+        yield b'event: message_stop\ndata: {"type":"message_stop","number":%d}\n\n' % last
+
+    return parts
+
+
 def dead(call: Call) -> AsyncIterator[Head | bytes]:
     async def parts() -> AsyncIterator[Head | bytes]:
         raise RayError
@@ -188,11 +203,25 @@ class TestGateway:
         handle = Handle(dead, streaming(0, 5))
         assert ask(handle, {"prompt": "x", "stream": True})[0] == 200
 
-    def test_streams_of_other_apis_end_with_their_own_errors(self) -> None:
-        handle = Handle(streaming(0, 2, dies=True))
+    def test_streams_of_typed_events_go_on_behind_their_tokens(self) -> None:
+        handle = Handle(typed(0, 2, dies=True), typed(0, 3, dies=True, name="b"), typed(0, 5, name="c"))
         status, data = ask(handle, {"messages": [], "stream": True}, "/v1/messages")
-        assert status == 200 and len(handle.calls) == 1
-        assert data.endswith(b"\n\n") and b"event: error" in data
+        sent = [json.loads(call.body) for call in handle.calls]
+        assert status == 200 and [each.get("resume_token_ids") for each in sent] == [None, [[0, 1]], [[0, 1, 2]]]
+        assert b"token_ids" not in data
+        numbers = [int(line[-2:-1]) for line in data.split(b"\n") if line.startswith(b"data: ")]
+        assert numbers == [0, 1, 2, 3, 4, 5] and b"event: message_stop" in data
+
+    def test_streams_of_typed_events_that_no_replica_goes_on_with_end_with_their_own_errors(self) -> None:
+        status, data = ask(Handle(typed(0, 2, dies=True), dead), {"messages": [], "stream": True}, "/v1/messages")
+        assert status == 200 and data.endswith(b"\n\n") and b"event: error" in data
+
+    def test_lines_end_with_an_error_unless_they_are_one_answer(self) -> None:
+        for body in ({}, {"stream": True}, {"stream": False}):
+            status, data = ask(Handle(streaming(0, 2, dies=True)), body, "/api/chat")
+            assert status == 200 and data.endswith(b'gone, and no other could take it over; try again."}\n') == (
+                body != {"stream": False}
+            )
 
     def test_replicas_get_the_request_as_it_was(self) -> None:
         handle = Handle(streaming(0, 0, status=400))

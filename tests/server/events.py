@@ -44,6 +44,16 @@ def typed_events_of(response: httpx.Response) -> list[dict[str, Any]]:
     return parsed
 
 
+def timeless(value: Any) -> Any:
+    """Returns an answer, or its events, without times and what takes time."""
+    if isinstance(value, dict):
+        return {name: timeless(each) for name, each in value.items() if name not in _TIMES}
+    return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+_TIMES = frozenset({"timings", "created_at", "completed_at"})
+
+
 def anthropic_error_of(response: httpx.Response) -> dict[str, Any]:
     """Returns the error in Anthropic's form, which must have all its fields."""
     body = response.json()

@@ -282,6 +282,8 @@ class _Sequence:
         is_first = not self.token_ids
         makes_token = params.max_tokens and not self.is_aborted
         new_ids = (self._engine.rule(self.request, len(self.token_ids)),) if makes_token else ()
+        if is_first and self.request.given_token_ids:
+            new_ids = self.request.given_token_ids
         self.token_ids += new_ids
         text, stop_reason = self._advance(new_ids)
         if self.finish_reason is None and (self.is_aborted or len(self.token_ids) == params.max_tokens):

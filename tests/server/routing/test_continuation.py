@@ -137,6 +137,10 @@ def test_events_are_found_however_bytes_arrive(cuts: list[int]) -> None:
     assert found == [b"data: a", b": b", b"data: c\ndata: d"]
 
 
+def test_an_error_of_lines_is_a_line() -> None:
+    assert json.loads(error_event("/api/chat", "gone")) == {"error": "gone"}
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/completions"])
 def test_errors_are_written_as_each_api_does(path: str) -> None:
     data = next(line for line in error_event(path, "gone").split(b"\n") if line.startswith(b"data: "))
