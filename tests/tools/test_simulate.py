@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.routing.policies import NAMES, new_policy
+from server.routing.policies import NAMES
 from server.routing.policy import PrefixAwarePolicy, RandomPolicy
 from server.routing.replica_loads import ReplicaLoad
 from tools.simulate.__main__ import main, simulate
@@ -27,7 +27,7 @@ DEADLY = replace(CLUSTER, num_deaths=6, deaths_until_s=2.0, restart_s=0.5)
 def run(
     cluster: ClusterSettings = CLUSTER, trace: TraceSettings = TRACE, name: str = "prefix-aware", seed: int = 0
 ) -> Results:
-    return simulate(new_policy(name, seed=seed, max_digests=cluster.replica.num_blocks), trace, cluster, seed)
+    return simulate(name, trace, cluster, seed)
 
 
 def test_the_seed_decides_everything() -> None:

@@ -7,16 +7,18 @@ import time
 from collections.abc import Sequence
 
 from server.routing.policies import NAMES, new_policy
-from server.routing.policy import RoutingPolicy
 from tools.simulate.cluster import Cluster, ClusterSettings
 from tools.simulate.replica import ReplicaSettings
 from tools.simulate.results import Results, table
 from tools.simulate.trace import TraceSettings, sessions
 
 
-def simulate(policy: RoutingPolicy, trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Results:
-    """Runs a trace to its end. Equal arguments give equal results."""
-    return Cluster(cluster, policy, sessions(trace, seed), seed).run()
+def simulate(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Results:
+    """Runs a trace to its end, under the policy of this name. Equal arguments give equal results."""
+    policy, prefill_policy = (
+        new_policy(name, seed=seed, max_digests=cluster.replica.num_blocks) for _ in ("decode", "prefill")
+    )
+    return Cluster(cluster, policy, sessions(trace, seed), seed, prefill_policy).run()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,15 +29,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     replica = ReplicaSettings(num_blocks=options.blocks)
     if replica.num_blocks * replica.block_size < trace.max_model_len:
         parser.error(f"--blocks must have room for the {trace.max_model_len} tokens of the longest conversation")
+    if not 0 <= options.prefill_replicas < options.replicas:
+        parser.error("--prefill-replicas must leave replicas that decode")
     cluster = ClusterSettings(
-        options.replicas, replica, num_deaths=options.deaths, deaths_until_s=options.requests / rate
+        options.replicas,
+        replica,
+        num_deaths=options.deaths,
+        deaths_until_s=options.requests / rate,
+        num_prefill=options.prefill_replicas,
+        has_store=options.kv_store,
     )
     results = {}
     gc.set_threshold(100_000, 50, 1000)  # nearly all objects here are the scheduler's, and none is a part of a cycle
     for name in options.policy or NAMES:
         started_s = time.monotonic()
-        policy = new_policy(name, seed=options.seed, max_digests=replica.num_blocks)
-        results[name] = simulate(policy, trace, cluster, options.seed)
+        results[name] = simulate(name, trace, cluster, options.seed)
         print(f"{name}: {results[name].end_s:.0f} s in {time.monotonic() - started_s:.0f} s", file=sys.stderr)
     print(table(results))
     return int(any(each.num_wrong for each in results.values()))
@@ -44,6 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.simulate", description=__doc__)
     parser.add_argument("--replicas", type=int, default=100)
+    parser.add_argument(
+        "--prefill-replicas",
+        type=int,
+        default=0,
+        help="how many of the replicas compute prompts for the others, and do nothing else (%(default)s)",
+    )
+    parser.add_argument("--kv-store", action="store_true", help="replicas share a KV store, as they do with these")
     parser.add_argument("--requests", type=int, default=20_000, help="turns of all sessions together (%(default)s)")
     parser.add_argument("--rate", type=float, default=8.0, help="requests per second and replica (%(default)s)")
     parser.add_argument("--blocks", type=int, default=1280, help="KV blocks of a replica, of 128 tokens (%(default)s)")

@@ -10,7 +10,8 @@ from engine.core.messages import RequestUpdate
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.prefix_cache import PrefixCache
-from server.routing.policy import RoutedPrompt, RoutingPolicy
+from server.routing.policy import LeastLoadedPolicy, RoutedPrompt, RoutingPolicy
+from tools.simulate.kv_store import SharedStore
 from tools.simulate.replica import ReplicaSettings, SimulatedReplica
 from tools.simulate.results import Results
 from tools.simulate.trace import Session
@@ -30,6 +31,14 @@ class ClusterSettings:
     notice_s: float = 0.1
     """Time between a replica's death and the moment at which its requests are sent elsewhere."""
     restart_s: float = 30.0
+    num_prefill: int = 0
+    """How many of the replicas do nothing but compute prompts for the others."""
+    has_store: bool = False
+    """Whether replicas share a KV store, as they do where some of them compute prompts for others."""
+    prefill_min_tokens: int = 256
+    """Tokens to compute from which on a prompt is asked for."""
+    hop_s: float = 2e-3
+    """Time that asking for a prompt takes, beside computing and copying it."""
 
 
 @dataclass(slots=True)
@@ -42,15 +51,30 @@ class Live:
     """As the replica has it that is at it now."""
     arrival_s: float
     last_token_s: float | None = None
+    replica: str = ""
+    """That it was sent to last."""
+    asked: str = ""
+    """The replica that computes its prompt for that one."""
 
 
 class Cluster:
     """Runs a trace to its end. The router knows what a real one does: what it sent, and reports."""
 
-    def __init__(self, settings: ClusterSettings, policy: RoutingPolicy, trace: Iterator[Session], seed: int) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        policy: RoutingPolicy,
+        trace: Iterator[Session],
+        seed: int,
+        prefill_policy: RoutingPolicy | None = None,
+    ) -> None:
+        """`prefill_policy` chooses among the replicas that compute prompts for others, if there are any."""
         self.results = Results()
         self._settings = settings
         self._policy = policy
+        self._prefill_policy = prefill_policy or LeastLoadedPolicy()
+        self._prefill_names: set[str] = set()
+        self._store = SharedStore() if settings.has_store or settings.num_prefill else None
         self._trace = trace
         self._hasher = PrefixCache(settings.replica.block_size)
         self._hashes: dict[int, list[bytes]] = {}  # of each session's tokens so far: they need not be computed again
@@ -63,8 +87,8 @@ class Cluster:
         self._homeless: list[Live] = []  # there was no replica for them
         self._num_started = 0
         self._num_due = 0  # turns of sessions so far that have not arrived
-        for _ in range(settings.num_replicas):
-            self._start_replica()
+        for number in range(settings.num_replicas):
+            self._start_replica(is_prefill=number < settings.num_prefill)
         draw = random.Random(seed)
         for _ in range(settings.num_deaths):
             self._at(draw.uniform(0, settings.deaths_until_s), partial(self._kill, draw.random()))
@@ -113,21 +137,71 @@ class Cluster:
         return request
 
     def _send(self, live: Live) -> None:
-        prompt = RoutedPrompt(
-            digests=tuple(live.request.block_hashes),
-            num_tokens=live.request.num_tokens,
-            piece_tokens=self._settings.replica.block_size,
-            key=str(live.session.number) if live.session.has_key else "",
-        )
+        prompt = self._routed(live.request, str(live.session.number) if live.session.has_key else "")
         chosen = self._policy.choose(prompt)
         self._note(live.request.request_id, chosen)
         if chosen is None:
             self._homeless.append(live)
             return
         self._policy.sent(prompt, chosen)
-        replica = self._replicas[chosen]
-        replica.add(live.request)
+        live.replica = chosen
+        self._replicas[chosen].hold(live.request)
+        self._ask(live, live.request)
+
+    def _routed(self, request: Request, key: str = "") -> RoutedPrompt:
+        piece_tokens = self._settings.replica.block_size
+        return RoutedPrompt(tuple(request.block_hashes), request.num_tokens, piece_tokens, key)
+
+    # Prompts that other replicas compute.
+
+    def _ask(self, live: Live, request: Request) -> None:
+        """Has a prefill replica compute the prompt of a request that its own replica holds; where that is not worth it,
+        or there is none, the request begins."""
+        replica = self._replicas.get(live.replica)
+        if replica is None or live.request is not request:
+            return  # it goes on elsewhere
+        prefix = self._prefix(request)
+        chosen = None
+        if self._prefill_names and prefix.num_tokens - replica.num_found(request) >= self._settings.prefill_min_tokens:
+            chosen = self._prefill_policy.choose(self._routed(prefix))
+            self._note(request.request_id, chosen)
+        live.asked = chosen or ""
+        if chosen is None:
+            self._begin(live, request, 0)
+            return
+        self._prefill_policy.sent(self._routed(prefix), chosen)
+        self._replicas[chosen].add(prefix)
+        self._step(self._replicas[chosen])
+
+    def _prefix(self, request: Request) -> Request:
+        """Returns the request for the full blocks of a prompt and the next token, as decode servers send it."""
+        num_blocks = (request.num_tokens - 1) // self._settings.replica.block_size
+        end = num_blocks * self._settings.replica.block_size + 1
+        return Request(
+            request_id=request.request_id,
+            prompt_token_ids=[*request.prompt_token_ids, *request.output_token_ids][:end],
+            params=SamplingParams(max_tokens=1),
+            arrival_s=self._now_s,
+            until_stored=True,
+            block_hashes=request.block_hashes[:num_blocks],
+        )
+
+    def _on_stored(self, update: RequestUpdate) -> None:
+        live = self._live[update.request_id]
+        live.asked = ""
+        self.results.num_handed_over += 1
+        begin = partial(self._begin, live, live.request, update.num_stored_tokens)
+        self._at(self._now_s + self._settings.hop_s, begin)
+
+    def _begin(self, live: Live, request: Request, num_stored_tokens: int) -> None:
+        replica = self._replicas.get(live.replica)
+        if replica is None or live.request is not request:
+            return  # it goes on elsewhere
+        request.num_announced_tokens = num_stored_tokens
+        replica.release(request)
         self._step(replica)
+
+    # Tokens.
 
     def _on_update(self, update: RequestUpdate) -> None:
         live = self._live[update.request_id]
@@ -154,29 +228,43 @@ class Cluster:
 
     # Replicas.
 
-    def _start_replica(self) -> None:
-        name = f"r{self._num_started}"
+    def _start_replica(self, is_prefill: bool = False) -> None:
+        name = f"{'p' if is_prefill else 'r'}{self._num_started}"
         self._num_started += 1
-        self._replicas[name] = SimulatedReplica(name, self._settings.replica)
+        self._replicas[name] = SimulatedReplica(name, self._settings.replica, self._store)
         self._reported_s[name] = self._now_s
-        self._policy.add(name)
+        if is_prefill:
+            self._prefill_names.add(name)
+        self._policy_of(name).add(name)
         homeless, self._homeless = self._homeless, []
         for live in homeless:
             self._send(live)
 
+    def _policy_of(self, replica: str) -> RoutingPolicy:
+        return self._prefill_policy if replica in self._prefill_names else self._policy
+
     def _step(self, replica: SimulatedReplica) -> None:
-        """Begins a step of a replica that is between two."""
-        if not replica.is_stepping and (end_s := replica.begin_step(self._now_s)) is not None:
+        """Begins a step of a replica that is between two; where there is none, waits for copies under way."""
+        if replica.is_stepping or self._replicas.get(replica.name) is not replica:
+            return
+        self._tell(replica, replica.end_copies(self._now_s))
+        if (end_s := replica.begin_step(self._now_s)) is not None:
             self._at(end_s, lambda: self._end_step(replica))
+        elif (next_s := replica.next_copy_s) is not None:
+            self._at(next_s, lambda: self._step(replica))
+
+    def _tell(self, replica: SimulatedReplica, updates: list[RequestUpdate]) -> None:
+        tell = self._on_stored if replica.name in self._prefill_names else self._on_update
+        for update in updates:
+            tell(update)
 
     def _end_step(self, replica: SimulatedReplica) -> None:
         if self._replicas.get(replica.name) is not replica:
             return  # it died during the step, whose tokens nobody got
-        for update in replica.end_step():
-            self._on_update(update)
+        self._tell(replica, replica.end_step())
         if self._now_s >= self._reported_s[replica.name] + self._settings.report_s:
             self._reported_s[replica.name] = self._now_s
-            self._policy.report(replica.name, replica.load)
+            self._policy_of(replica.name).report(replica.name, replica.load)
         self._step(replica)
 
     def _kill(self, number: float) -> None:
@@ -186,10 +274,20 @@ class Cluster:
             return
         replica = self._replicas.pop(names[int(number * len(names))])
         self._count(replica)
-        self._policy.remove(replica.name)
-        for request in replica.requests.values():
-            self._at(self._now_s + self._settings.notice_s, partial(self._move, request.request_id))
-        self._at(self._now_s + self._settings.restart_s, self._start_replica)
+        self._policy_of(replica.name).remove(replica.name)
+        is_prefill = replica.name in self._prefill_names
+        self._prefill_names.discard(replica.name)
+        for request_id in replica.requests:
+            self._at(self._now_s + self._settings.notice_s, self._after_death(self._live[request_id], is_prefill))
+        self._at(self._now_s + self._settings.restart_s, partial(self._start_replica, is_prefill))
+
+    def _after_death(self, live: Live, of_prefill: bool) -> Event:
+        """Returns what becomes of a request whose replica died, or the one that computed its prompt."""
+        if of_prefill:
+            return partial(self._ask, live, live.request)
+        if live.asked in self._replicas:
+            self._replicas[live.asked].abort(live.request.request_id)
+        return partial(self._move, live.request.request_id)
 
     def _move(self, name: str) -> None:
         """Has a request go on elsewhere: with its prompt, and the tokens so far."""
@@ -199,9 +297,14 @@ class Cluster:
         self._send(live)
 
     def _count(self, replica: SimulatedReplica) -> None:
-        self.results.prefix_queries += replica.stats.prefix_queries
-        self.results.prefix_hits += replica.stats.prefix_hits
-        self.results.num_preemptions += replica.stats.num_preemptions
+        """Counts what a replica did. What one computed for another is a hit there, and none at all."""
+        stats = replica.stats
+        if replica.name in self._prefill_names:
+            self.results.prefix_hits -= stats.prefix_queries - stats.prefix_hits
+        else:
+            self.results.prefix_queries += stats.prefix_queries
+            self.results.prefix_hits += stats.prefix_hits
+        self.results.num_preemptions += stats.num_preemptions
 
     # Time.
 

@@ -7,12 +7,18 @@ from engine.core.messages import RequestUpdate
 from engine.core.request import Request
 from engine.core.stats import SchedulerStats
 from engine.scheduling.cost.step_cost import StepCosts
+from engine.scheduling.draft_kv import NoDraftKV
+from engine.scheduling.hand_overs import HandOvers
 from engine.scheduling.kv_allocator import KVAllocator
+from engine.scheduling.kv_tiers import TieredKVAllocator
 from engine.scheduling.prefill_budget import PrefillPace
 from engine.scheduling.prefix_cache import PrefixCache
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation.planner import SpeculationPlanner
+from engine.scheduling.state_slots import NoStateSlots
+from engine.scheduling.state_tiers import NoTieredCheckpoints
 from server.routing.replica_loads import ReplicaLoad
+from tools.simulate.kv_store import Copies, SharedStore
 
 _LEARNT = 0.01  # relative error of a decode step's prediction up to which nothing is learnt: prices do not change
 
@@ -27,6 +33,8 @@ class StepPrices:
     decode_row_s: float = 3e-5
     context_token_s: float = 6e-8
     """For each token of the context of each request that decodes, and of each chunk's request."""
+    copied_block_s: float = 1.5e-3
+    """To copy a block to the KV store, or from it: 16 MiB at some 11 GB/s."""
 
     def seconds(self, batch: Batch) -> float:
         token_s = self.prefill_token_s if batch.phase is Phase.PREFILL else self.decode_row_s
@@ -49,13 +57,16 @@ class ReplicaSettings:
 class SimulatedReplica:
     """Runs one step after the other; whoever owns it says when each begins, and takes its end in time."""
 
-    def __init__(self, name: str, settings: ReplicaSettings) -> None:
+    def __init__(self, name: str, settings: ReplicaSettings, store: SharedStore | None = None) -> None:
         self.name = name
         self.requests: dict[str, Request] = {}
         """Those that have not ended."""
         self._prices = settings.prices
         self._costs = StepCosts()
-        self._scheduler = _scheduler(settings, self._costs)
+        self._copies = Copies(store or SharedStore(), settings.prices.copied_block_s)
+        self._kv = _allocator(settings, self._costs, store)
+        self._scheduler = _scheduler(settings, self._costs, self._kv)
+        self._hand_overs = HandOvers(self._kv)
         self._batch: Batch | None = None
         self._unbegun: dict[str, int] = {}  # prompt tokens of requests without a token of this replica
 
@@ -72,15 +83,46 @@ class SimulatedReplica:
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats
 
+    @property
+    def next_copy_s(self) -> float | None:
+        """When the next copy from or to the KV store ends; None if there is none."""
+        return self._copies.next_end_s
+
+    def num_found(self, request: Request) -> int:
+        """Returns how many tokens of a request that has not begun need not be computed."""
+        return self._kv.found(request).num_cached_tokens
+
     def add(self, request: Request) -> None:
+        self.hold(request)
+        self.release(request)
+
+    def hold(self, request: Request) -> None:
+        """Takes a request that is to wait for `release`."""
         self.requests[request.request_id] = request
         self._unbegun[request.request_id] = request.num_tokens
+
+    def release(self, request: Request) -> None:
+        self._hand_overs.add(request)
         self._scheduler.add(request)
 
+    def abort(self, request_id: str) -> None:
+        """Ends a request, between steps or during one."""
+        del self.requests[request_id]
+        self._unbegun.pop(request_id, None)
+        self._scheduler.abort([request_id])
+        self._hand_overs.abort([request_id])
+
+    def end_copies(self, now_s: float) -> list[RequestUpdate]:
+        """Ends the copies whose time has come, between steps, and returns what can be told now."""
+        self._kv.end_transfers(self._copies.take_ended(now_s))
+        return self._told(self._hand_overs.settle([]))
+
     def begin_step(self, now_s: float) -> float | None:
-        """Begins a step, and returns when it ends; None if there is nothing to do."""
+        """Begins a step, and returns when it ends; None if there is none to begin."""
         batch = self._scheduler.schedule(now_s)
-        if batch is None:
+        if batch is not None:
+            self._copies.begin(batch.transfers, now_s)
+        if batch is None or not batch.requests:
             return None
         self._batch = batch
         seconds = self._prices.seconds(batch)
@@ -94,7 +136,9 @@ class SimulatedReplica:
         assert self._batch is not None
         batch, self._batch = self._batch, None
         output = StepOutput(tuple([_output(request) for request in batch.requests]))
-        updates = self._scheduler.update(batch, output)
+        return self._told(self._hand_overs.settle(self._scheduler.update(batch, output)))
+
+    def _told(self, updates: list[RequestUpdate]) -> list[RequestUpdate]:
         for update in updates:
             self._unbegun.pop(update.request_id, None)
             if update.finish_reason is not None:
@@ -107,7 +151,15 @@ def _output(request: ScheduledRequest) -> RequestStepOutput:
     return RequestStepOutput(request.request_id, (request.token_ids[-1] + 1,) if request.samples else ())
 
 
-def _scheduler(settings: ReplicaSettings, costs: StepCosts) -> Scheduler:
+def _allocator(settings: ReplicaSettings, costs: StepCosts, store: SharedStore | None) -> KVAllocator:
+    cache = PrefixCache(settings.block_size)
+    if store is None:
+        return KVAllocator(settings.num_blocks, settings.block_size, cache)
+    without = NoStateSlots(), NoTieredCheckpoints(), NoDraftKV(), 0
+    return TieredKVAllocator(settings.num_blocks, settings.block_size, cache, *without, stored=store, costs=costs)
+
+
+def _scheduler(settings: ReplicaSettings, costs: StepCosts, kv: KVAllocator) -> Scheduler:
     target_gap_s = settings.target_itl_ms / 1e3
     pace = PrefillPace(
         costs,
@@ -116,6 +168,5 @@ def _scheduler(settings: ReplicaSettings, costs: StepCosts) -> Scheduler:
         max_tokens_per_gap=settings.max_num_batched_tokens,
         max_scored_tokens=1,
     )
-    kv = KVAllocator(settings.num_blocks, settings.block_size, PrefixCache(settings.block_size))
     planner = SpeculationPlanner(costs, 0, target_gap_s)
     return Scheduler(kv, pace, planner, max_num_seqs=settings.max_num_seqs, eos_token_ids=frozenset())

@@ -37,6 +37,8 @@ class Results:
     """Requests whose answer was not what it had to be."""
     num_moved: int = 0
     """Times that a request went on on another replica."""
+    num_handed_over: int = 0
+    """Prompts that one replica computed for another."""
     num_output_tokens: int = 0
     num_sampled: int = 0
     """Tokens that replicas sampled, and that arrived: more than `num_output_tokens` if any was sampled twice."""
@@ -67,6 +69,7 @@ class Results:
             "ITL p99": f"{self.itl.percentile(99) * 1e3:.0f} ms",
             "tokens/s": f"{self.tokens_per_s:,.0f}",
             "preempted": str(self.num_preemptions),
+            "handed over": str(self.num_handed_over),
             "moved": str(self.num_moved),
             "whole": f"{self.num_requests - self.num_wrong} of {self.num_requests}",
             "decisions": self.decisions.hexdigest()[:8],
