@@ -47,7 +47,7 @@ def _replicas(settings: ClusterSettings, name: str, role: Role, minimum: int, ma
         ray_actor_options={"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
         request_router_config=RequestRouterConfig(
             request_router_class="deploy.ray.request_router:PolicyRequestRouter",
-            request_router_kwargs={"policy": settings.routing},
+            request_router_kwargs={"policy": settings.routing, "record": settings.routing_record},
             request_routing_stats_period_s=settings.report_s,
         ),
         autoscaling_config=AutoscalingConfig(

@@ -1,11 +1,14 @@
 """Ray Serve's request router over the server's own routing policies."""
 
-from typing import Any
+import uuid
+from pathlib import Path
+from typing import Any, TextIO
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from server.routing.policies import new_policy
 from server.routing.policy import RoutedPrompt, RoutingPolicy
+from server.routing.recording import RecordingPolicy
 from server.routing.replica_loads import ReplicaLoad
 
 _NO_PROMPT = RoutedPrompt((), 1, 1)
@@ -17,8 +20,9 @@ class PolicyRequestRouter(RequestRouter):  # type: ignore[misc]
 
     _policy: RoutingPolicy
 
-    def initialize_state(self, policy: str) -> None:
-        self._policy = new_policy(policy)
+    def initialize_state(self, policy: str, record: str = "") -> None:
+        """Makes the policy of this name. Where `record` names a directory, a file there gets all its decisions."""
+        self._policy = RecordingPolicy(policy, _new_file(record)) if record else new_policy(policy)
         self._known: set[str] = set()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -49,3 +53,9 @@ class PolicyRequestRouter(RequestRouter):  # type: ignore[misc]
     def on_replica_actor_died(self, replica_id: Any) -> None:
         super().on_replica_actor_died(replica_id)
         self._policy.remove(replica_id.unique_id)
+
+
+def _new_file(directory: str) -> TextIO:
+    """Opens a file that no other router has."""
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    return Path(directory, f"{uuid.uuid4().hex}.jsonl").open("x", encoding="utf-8")

@@ -22,6 +22,7 @@ class ClusterSettings(BaseModel):
     num_cpus: float = Field(1, ge=0, description="CPUs that Ray keeps for each replica.")
     num_gpus: float = Field(0, ge=0)
     routing: Literal["prefix-aware", "least-loaded", "round-robin", "random"] = "prefix-aware"
+    routing_record: str = Field("", description="Directory for records of all decisions, which the simulator replays.")
     waiting_tokens_per_replica: PositiveInt = Field(
         8192, description="Prompt tokens that may wait before one is added."
     )

@@ -34,6 +34,7 @@ with warnings.catch_warnings():
 from server.auth.api_keys import digest_of, read_keys  # noqa: E402
 from server.routing.policies import new_policy  # noqa: E402
 from server.routing.prompt_digests import prompt_of_tokens  # noqa: E402
+from server.routing.recording import RecordingPolicy, replay  # noqa: E402
 
 HEAD = {"id": "cmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp", "seed": 5}
 Replica = Callable[[Call], AsyncIterator[Head | bytes]]
@@ -323,6 +324,17 @@ class TestRequestRouter:
         monkeypatch.setattr("ray.serve.request_router.RequestRouter.update_replicas", lambda *_: None)
         router.update_replicas(self.replicas)
         return router
+
+    def test_decisions_are_recorded_where_a_directory_is_named(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            router = PolicyRequestRouter.__new__(PolicyRequestRouter)
+            router.initialize_state("least-loaded", str(tmp_path / "new"))
+            router._policy.add("r")
+            assert router._policy.choose(prompt_of_tokens([1], "")) == "r"
+            assert isinstance(router._policy, RecordingPolicy)
+            router._policy._file.close()
+        files = list((tmp_path / "new").iterdir())
+        assert [replay(each.read_text().splitlines()).num_decisions for each in files] == [1, 1]
 
     def test_the_policys_choice_comes_first_and_all_others_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
         router = self.known(monkeypatch, "a", "b", "c", a=(500, 0), b=(0, 0), c=(100, 1))

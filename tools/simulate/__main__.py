@@ -5,8 +5,10 @@ import gc
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from server.routing.policies import NAMES, new_policy
+from server.routing.recording import replay
 from tools.simulate.cluster import Cluster, ClusterSettings
 from tools.simulate.replica import ReplicaSettings
 from tools.simulate.results import Results, table
@@ -24,6 +26,8 @@ def simulate(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: in
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.replay is not None:
+        return _replay(options.replay, options.policy)
     rate = options.rate * options.replicas
     trace = TraceSettings(options.requests, rate)
     replica = ReplicaSettings(num_blocks=options.blocks)
@@ -49,6 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(each.num_wrong for each in results.values()))
 
 
+def _replay(path: Path, names: Sequence[str] | None) -> int:
+    """Prints how a record's decisions come out now. Returns 1 if the policy that made them decides otherwise."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for name in names or ():
+        print(f"{name}: {replay(lines, name).num_different} decisions differ")
+    replayed = replay(lines)
+    print(
+        f"{replayed.num_decisions} decisions of the live router, of which {replayed.num_different} come out otherwise"
+    )
+    return int(replayed.num_different > 0)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.simulate", description=__doc__)
     parser.add_argument("--replicas", type=int, default=100)
@@ -59,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
         help="how many of the replicas compute prompts for the others, and do nothing else (%(default)s)",
     )
     parser.add_argument("--kv-store", action="store_true", help="replicas share a KV store, as they do with these")
+    parser.add_argument(
+        "--replay", type=Path, help="make the decisions of a live router's record again, and nothing else"
+    )
     parser.add_argument("--requests", type=int, default=20_000, help="turns of all sessions together (%(default)s)")
     parser.add_argument("--rate", type=float, default=8.0, help="requests per second and replica (%(default)s)")
     parser.add_argument("--blocks", type=int, default=1280, help="KV blocks of a replica, of 128 tokens (%(default)s)")

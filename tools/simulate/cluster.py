@@ -160,16 +160,15 @@ class Cluster:
         replica = self._replicas.get(live.replica)
         if replica is None or live.request is not request:
             return  # it goes on elsewhere
-        prefix = self._prefix(request)
-        chosen = None
-        if self._prefill_names and prefix.num_tokens - replica.num_found(request) >= self._settings.prefill_min_tokens:
-            chosen = self._prefill_policy.choose(self._routed(prefix))
-            self._note(request.request_id, chosen)
-        live.asked = chosen or ""
-        if chosen is None:
+        num_left = request.num_tokens - replica.num_found(request) if self._prefill_names else 0
+        if num_left < max(self._settings.prefill_min_tokens, 1):
             self._begin(live, request, 0)
             return
-        self._prefill_policy.sent(self._routed(prefix), chosen)
+        prefix = self._prefix(request)
+        prompt = self._routed(prefix)
+        live.asked = chosen = self._prefill_policy.choose(prompt) or ""
+        self._note(request.request_id, chosen)
+        self._prefill_policy.sent(prompt, chosen)
         self._replicas[chosen].add(prefix)
         self._step(self._replicas[chosen])
 
