@@ -1,7 +1,10 @@
-"""Keeps torch's compiler and torch.distributed out of the engine process, which uses neither.
+"""Keeps torch's compiler and torch.distributed out of the engine process, which uses neither, and its kernels for meta
+tensors until a model is built.
 
-transformers' models import both, for a few decorators and one helper. On a 2-core Zen 3 that took 1.3 of 4.0
-seconds of imports (5 of 10 where Python may keep no bytecode) and 41 MB for as long as the engine lived.
+transformers' models import the former two, for a few decorators and one helper. On a 2-core Zen 3 that took 1.3 of 4.0
+seconds of imports (5 of 10 where Python may keep no bytecode) and 41 MB for as long as the engine lived. torch itself
+imports the kernels for meta tensors, which are written in Python: a third of what importing it takes. A model that is
+read packed is never built.
 
 Tried and left: to avoid importing sympy, too, another 41 MB and a second. torch imports it to compute the shapes of
 meta tensors while models are built, and uses too many of its names to provide stand-ins.
@@ -12,10 +15,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import torch
+__all__ = ["make_torch_lean", "make_torch_whole"]
 
-__all__ = ["make_torch_lean"]
-
+_META_KERNELS = "torch._meta_registrations"
 _COMPILER = "torch._dynamo"
 _TRACING = "torch._dynamo._trace_wrapped_higher_order_op"
 # Functions of the compiler whose effect on a function or a tensor matters to the compiler alone.
@@ -37,13 +39,29 @@ class _Deferred(ModuleType):
         return getattr(_load(self.__name__), name)
 
 
+class _Absent(ModuleType):
+    """Stand-in for the module that registers kernels for meta tensors."""
+
+
 def make_torch_lean() -> None:
-    """Makes torch.distributed unavailable and defers importing the compiler until it is used. Call before transformers
-    is imported. A compiler that is imported already stays."""
+    """Imports torch without kernels for meta tensors, makes torch.distributed unavailable and defers importing the
+    compiler until it is used. Call before transformers is imported. What of torch is imported already stays."""
+    if "torch" not in sys.modules:
+        sys.modules[_META_KERNELS] = _Absent(_META_KERNELS)
+    import torch
+    import torch._prims.rng_prims  # among what those kernels import: it lets torch.Generator be made
+
     torch.distributed.is_available = lambda: False
     if _COMPILER not in sys.modules:
         sys.modules[_COMPILER] = _Deferred(_COMPILER, dict.fromkeys(_NO_OPS, _no_op))
         sys.modules[_TRACING] = _Deferred(_TRACING, {"TransformGetItemToIndex": _transform_get_item_to_index})
+
+
+def make_torch_whole() -> None:
+    """Imports the kernels for meta tensors if they are absent. Call before a model is built."""
+    if isinstance(sys.modules.get(_META_KERNELS), _Absent):
+        del sys.modules[_META_KERNELS]
+        import torch._meta_registrations  # noqa: F401
 
 
 def _load(name: str) -> ModuleType:

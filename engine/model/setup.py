@@ -17,6 +17,7 @@ from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.machine import Ceilings
 from engine.host.available_memory import available_bytes, is_memory_shortage
+from engine.host.lean_torch import make_torch_whole
 from engine.host.memory_trim import give_back_freed_memory
 from engine.host.nvidia import cuda_build_advice
 from engine.host.shared_pages import SharedPages
@@ -153,6 +154,7 @@ def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, Adapte
 
 
 def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
+    make_torch_whole()
     from engine.model.loader import load_model  # imports transformers' models, for seconds
 
     return load_model(config, group)
@@ -190,6 +192,7 @@ def _recorded(config: EngineConfig, forward: Forward, cache: KVCache, max_model_
 def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: int) -> LoadedModel:
     """Returns the model with what drafts for it: rounded weights, another model, or the head of its checkpoint."""
     if config.draft_model is not None:
+        make_torch_whole()
         from engine.model.draft_model import load_draft_model
 
         return replace(model, draft=load_draft_model(config, model, max_model_len))

@@ -232,9 +232,9 @@ if __name__ == "__main__":
     ignore_signals()  # before the seconds that the import takes
     share_one_malloc_arena()
     shorten_spinning()
-    from engine.host.lean_torch import make_torch_lean  # torch enters the process only here
+    from engine.host.lean_torch import make_torch_lean
 
-    make_torch_lean()
+    make_torch_lean()  # torch enters the process only here
     from engine.assembly import import_libraries, load_engine
 
     import_libraries()  # a spare process waits with them

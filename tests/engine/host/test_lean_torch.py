@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from engine.client.async_engine import AsyncEngine
 from engine.core.config import EngineConfig
 from engine.host.lean_torch import make_torch_lean
+from engine.kernels import load_kernels
 from tests.engine.async_engines import Words, collect, request, tokens_of
 
 LEAN = """
@@ -26,13 +28,10 @@ def run(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_engine_loads_and_runs_a_model_without_either(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    config = EngineConfig(model=str(files("engine") / "embedded_model"), num_blocks=8)
+def imported_by_engine(config: EngineConfig, capfd: pytest.CaptureFixture[str]) -> set[str]:
+    """Returns the modules that an engine process imports until it has answered a request."""
 
-    async def check() -> None:
+    async def answer() -> None:
         engine = AsyncEngine(config)
         try:
             await engine.start(Words())
@@ -40,10 +39,23 @@ def test_an_engine_loads_and_runs_a_model_without_either(
         finally:
             await engine.stop()
 
-    asyncio.run(check())
-    imported = {line.rpartition("|")[2].strip() for line in capfd.readouterr().err.splitlines()}
-    assert {"engine.host.lean_torch", "transformers.masking_utils"} <= imported
-    assert not [name for name in imported if name.startswith(("torch._dynamo", "torch.distributed.tensor"))]
+    asyncio.run(answer())
+    return {line.rpartition("|")[2].strip() for line in capfd.readouterr().err.splitlines()}
+
+
+def test_an_engine_imports_less_of_torch_to_build_a_model_and_least_for_one_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if load_kernels() is None:
+        pytest.skip("without kernels no model is kept")
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    config = EngineConfig(model=str(files("engine") / "embedded_model"), num_blocks=8, packed_cache=str(tmp_path))
+    built, kept = imported_by_engine(config, capfd), imported_by_engine(config, capfd)
+    assert {"engine.host.lean_torch", "transformers.masking_utils", "torch._meta_registrations"} <= built
+    assert not [name for name in built if name.startswith(("torch._dynamo", "torch.distributed.tensor"))]
+    assert "engine.model.setup" in kept
+    unwanted = ("transformers", "sympy", "torch._dynamo", "torch._meta_registrations", "torch._refs")
+    assert not [name for name in kept if name.startswith(unwanted)]
 
 
 def test_no_op_decorators_and_code_that_inspects_all_modules_load_nothing() -> None:
