@@ -2,10 +2,12 @@
 2."""
 
 import argparse
+import asyncio
 import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ByteSize, PositiveInt
@@ -61,18 +63,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_level, settings.log_format)
         if settings.api_keys_file is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the file is about to be read: see DrainingServer
-        # Imported here, the web framework last, so that --help and wrong settings do not wait for it.
-        from server.runtime.backend import backend_opener
-
-        open_backend = backend_opener(settings)
-        from server.serve import serve
-
-        return serve(settings, open_backend)
+        return _serve(settings)
     except TwostepError as error:
         print(f"twostep: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return 0
+
+
+def _serve(settings: Settings) -> int:
+    """Serves, and returns the exit code. Raises TwostepError."""
+    # Imported here, the web framework last, so that --help and wrong settings do not wait for it, nor the engine.
+    from server.runtime.backend import backend_opener
+
+    open_backend = backend_opener(settings)
+    import uvloop
+
+    from engine.client.async_engine import ENGINE_COMMAND
+    from engine.process.first_process import first_process
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, first_process(runner, ENGINE_COMMAND) as first:
+        from server.serve import serve
+
+        return serve(settings, partial(open_backend, first=first), runner)
 
 
 def parse_command(arguments: Sequence[str] | None = None) -> tuple[str, dict[str, Any]]:

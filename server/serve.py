@@ -36,9 +36,9 @@ CLOSE_TIMEOUT_S = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def serve(settings: Settings, open_backend: OpenBackend) -> int:
-    """Serves until a signal or a failure ends it, and returns the exit code. Raises ConfigError if it cannot listen,
-    and the TwostepError by which loading failed."""
+def serve(settings: Settings, open_backend: OpenBackend, runner: asyncio.Runner) -> int:
+    """Serves on the loop of `runner` until a signal or a failure ends it, and returns the exit code. Raises ConfigError
+    if it cannot listen, and the TwostepError by which loading failed."""
     app = create_app(settings, open_backend)
     context: AppContext = app.state.context
     check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
@@ -49,7 +49,7 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     # runs when the process exits would abort it.
     threading.Thread(target=app.openapi).start()
     try:
-        DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
+        runner.run(DrainingServer(server_config(app, context), context, url).serve(sockets=[listener]))
     finally:
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)

@@ -48,6 +48,7 @@ from engine.core.request_snapshot import RequestSnapshot
 from engine.core.request_validation import check_given, check_request
 from engine.core.stats import QueueStats, StepStats, stats_without_engine
 from engine.host.python_module import module_command
+from engine.process.first_process import FirstProcess
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
 from engine.process.supervisor import Supervisor
@@ -79,11 +80,12 @@ class AsyncEngine:
         max_silence_s: float = 120.0,
         max_restarts: int = 5,
         keeps_spare: bool = False,
+        first: FirstProcess | None = None,
         prefill_servers: PrefillServers = NO_SERVERS,
     ) -> None:
         """`command` starts the engine process: see `EngineProcess`. An engine that has work and sends nothing for
         `max_silence_s` counts as hung, and is killed. At most `max_restarts` in a row may be fruitless: see
-        `RestartPolicy`. `keeps_spare` has another process waiting for a death: see `SpareProcess`."""
+        `RestartPolicy`. `keeps_spare` has another process waiting for a death. `first` was spawned before."""
         self._table: TokenTable  # from `start` on
         self._observer = GuardedObserver(observer or NullObserver())
         self._config, self._limits = config, limits or AdmissionLimits()
@@ -95,16 +97,15 @@ class AsyncEngine:
         self._watchdog = Watchdog(
             max_silence_s, lambda: self._supervisor.is_up and self._registry.has_work, self._on_hang
         )
-        self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self, keeps_spare)
+        self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self, keeps_spare, first)
         self._registry = RequestRegistry(self._supervisor.send, self._watchdog.begin)
         self._remote = RemotePrefills(prefill_servers, self._supervisor, self._observer, self._registry.release)
         self._aborts = Aborts(self._supervisor.send)
-        self._inspector = RequestInspector(self._supervisor)
-        self.adapters = AdapterRegistry(self._supervisor)
+        self._inspector, self.adapters = RequestInspector(self._supervisor), AdapterRegistry(self._supervisor)
         self._has_answered = False  # whether the current engine process has, or the last one while none is up
 
     async def spawn(self) -> None:
-        """Have the process import its libraries, which takes seconds, while `start` is prepared. Raises OSError."""
+        """Have the process, unless it was spawned, import its libraries while `start` is prepared. Raises OSError."""
         await self._supervisor.spawn()
 
     async def start(self, table: TokenTable) -> EngineInfo:

@@ -31,23 +31,13 @@ class EngineProcess:
     """One engine process, which starts once and ends once. Its socket is its own, so that no message of an earlier
     process can arrive here."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        kv_memory_fd: int,
-        on_message: Callable[[FromEngine], None],
-        on_death: Callable[[TwostepError], None],
-    ) -> None:
+    def __init__(self, command: Sequence[str], kv_memory_fd: int) -> None:
         """`command` starts the process, given the descriptors of its socket, of the marker and of the memory for its KV
-        cache, `kv_memory_fd`, as last arguments.
-
-        `on_death` is called once, with the reason, when the process ends or fails after it was ready, unless `stop` was
-        called. Messages that it sent before may still arrive until `close`.
-        """
+        cache, `kv_memory_fd`, as last arguments. Raises OSError."""
         self._command = command
         self._kv_memory_fd = kv_memory_fd
-        self._on_message = on_message
-        self._on_death = on_death
+        self._on_message: Callable[[FromEngine], None]  # from `start` on, as the next one
+        self._on_death: Callable[[TwostepError], None]
         self._marker = CrashMarker.create()
         try:
             self._link = ServerLink(self._receive, self._on_broken_link)
@@ -68,12 +58,21 @@ class EngineProcess:
         self._child = await ChildProcess.start(command, self._on_exit, pass_fds=fds)
         self._link.engine_end.close()
 
-    async def start(self, config: EngineConfig) -> EngineInfo:
+    async def start(
+        self,
+        config: EngineConfig,
+        on_message: Callable[[FromEngine], None],
+        on_death: Callable[[TwostepError], None],
+    ) -> EngineInfo:
         """Start the process, which is spawned unless it was, and wait until the model is loaded.
+
+        `on_death` is called once, with the reason, when the process ends or fails after it was ready, unless `stop` was
+        called. Messages that it sent before may still arrive until `close`.
 
         Raises ConfigError or ModelError as the process reports them, EngineFailedError if it dies, and
         EngineUnavailableError if it is stopped meanwhile.
         """
+        self._on_message, self._on_death = on_message, on_death
         if self._child is None:
             await self.spawn()
         self.send(Start(config, logging.getLogger().getEffectiveLevel()))

@@ -20,6 +20,7 @@ from engine.core.errors import (
 )
 from engine.core.messages import FromEngine, ToEngine
 from engine.process.engine_process import EngineProcess
+from engine.process.first_process import FirstProcess
 from engine.process.kv_memory import KVMemory
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
@@ -61,14 +62,16 @@ class Supervisor:
         policy: RestartPolicy,
         owner: EngineOwner,
         keeps_spare: bool = False,
+        first: FirstProcess | None = None,
     ) -> None:
-        """`keeps_spare` has another process waiting for the death of the one that runs."""
+        """`keeps_spare` has another process waiting for the death of the one that runs. `first` is the process to start
+        with, if it was spawned before."""
         self._config = config
         self._command = command
         self._policy = policy
         self._owner = owner
-        self._kv_memory = KVMemory()
-        self._process: EngineProcess | None = None
+        self._kv_memory = first.kv_memory if first else KVMemory()
+        self._process = first.process if first else None
         self._spare = SpareProcess(self._new_process) if keeps_spare else NoSpareProcess()
         self._restart: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
@@ -80,16 +83,18 @@ class Supervisor:
         """The adapters that the newest process has loaded with the model, by name."""
 
     async def spawn(self) -> None:
-        """Have the first process import its libraries meanwhile, and wait for `start`. Raises OSError."""
-        self._process = self._new_process()
-        await self._process.spawn()
+        """Have the first process, unless it was spawned, import its libraries meanwhile, and wait for `start`. Raises
+        OSError."""
+        if self._process is None:
+            self._process = self._new_process()
+            await self._process.spawn()
 
     async def start(self) -> EngineInfo:
         """Start the first process, which is spawned unless it was. Raises ConfigError or ModelError as it reports them,
         EngineFailedError if it dies: then no other one is started."""
         started_s = time.monotonic()
         self._process = self._process or self._new_process()
-        self._info = await self._process.start(self._config)
+        self._info = await self._process.start(self._config, self._owner.on_message, self._on_death)
         if self._process.death is not None:
             raise self._process.death
         self._load_s = time.monotonic() - started_s
@@ -137,7 +142,7 @@ class Supervisor:
         self.is_up = False
 
     def _new_process(self) -> EngineProcess:
-        return EngineProcess(self._command, self._kv_memory.fd, self._owner.on_message, self._on_death)
+        return EngineProcess(self._command, self._kv_memory.fd)
 
     def _on_death(self, reason: TwostepError) -> None:
         if not self.is_up:
@@ -196,7 +201,7 @@ class Supervisor:
         limit_s = _LOAD_FACTOR * self._load_s + _LOAD_GRACE_S
         try:
             async with asyncio.timeout(limit_s):
-                info = await process.start(self._config)
+                info = await process.start(self._config, self._owner.on_message, self._on_death)
                 self._check_same(info)
                 self.adapters = info.adapters
             if process.death is not None:

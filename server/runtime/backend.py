@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from engine.checkpoint.hub import look_for_hub
 from engine.checkpoint.local import check_checkpoint, is_local
@@ -21,6 +22,7 @@ from engine.core.errors import ConfigError
 from engine.grammar.checker import GrammarChecker
 from engine.host.memory_trim import trim_after_startup
 from engine.kv_store.directory import check_store
+from engine.process.first_process import FirstProcess
 from engine.scheduling.cost.step_trace import check_trace_file
 from server.core.tokenizer_protocol import Tokenizer
 from server.core.version import VERSION
@@ -92,7 +94,15 @@ OpenBackend = Callable[[EngineObserver], AbstractAsyncContextManager[Backend]]
 its requests, on exit."""
 
 
-def backend_opener(settings: Settings) -> OpenBackend:
+class BackendOpener(Protocol):
+    """An `OpenBackend` that goes on with the first engine process, if that was spawned before."""
+
+    def __call__(
+        self, observer: EngineObserver, first: FirstProcess | None = None
+    ) -> AbstractAsyncContextManager[Backend]: ...
+
+
+def backend_opener(settings: Settings) -> BackendOpener:
     """Returns the opener of an engine process for the model of the settings. Raises ConfigError or ModelError for what
     can be refused before any library is imported."""
     config = settings.engine_config()
@@ -123,9 +133,9 @@ def _check_revision(settings: Settings, model: str) -> None:
 
 @asynccontextmanager
 async def _open_backend(
-    settings: Settings, config: EngineConfig, observer: EngineObserver
+    settings: Settings, config: EngineConfig, observer: EngineObserver, first: FirstProcess | None = None
 ) -> AsyncGenerator[Backend, None]:
-    # Importing these costs seconds: the port is open, and --help has answered, long before.
+    # Importing these takes a while: the port is open, and --help has answered, long before.
     from engine.client.async_engine import AsyncEngine
 
     config = with_tokenizer(await asyncio.to_thread(pinned, config))
@@ -137,6 +147,7 @@ async def _open_backend(
         max_silence_s=settings.engine_timeout,
         max_restarts=settings.max_engine_restarts,
         keeps_spare=settings.spare_engine,
+        first=first,
         prefill_servers=servers,
     )
     try:
@@ -153,9 +164,8 @@ async def _open_backend(
             trust_remote_code=config.trust_remote_code,
         )
         chat = await load_chat_renderer(tokenizer, settings)
-        info = await engine.start(tokenizer)
-        tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
-        trim_after_startup()
+        trim_after_startup()  # while the engine loads
+        tokenizer.max_tokens = MAX_CONTEXTS * (info := await engine.start(tokenizer)).max_model_len
         size = _admission_size(settings, config.limits_on(info.device).max_num_seqs)
         yield Backend(engine, tokenizer, chat, defaults, size, grammars, _caches_prompts(config, info))
     finally:

@@ -4,6 +4,7 @@ Small models do not choose the tools of agents. This one calls them by rule: its
 text is in the prompt.
 """
 
+import asyncio
 import functools
 import sys
 
@@ -44,4 +45,5 @@ if __name__ == "__main__":
     settings = Settings(
         port=0, served_model_name=["scripted", *CLIENTS[sys.argv[1]].models], max_waiting_tokens=MAX_MODEL_LEN
     )
-    sys.exit(serve(settings, scripted_backend(CLIENTS[sys.argv[1]].replies).opener(settings)))
+    with asyncio.Runner() as runner:
+        sys.exit(serve(settings, scripted_backend(CLIENTS[sys.argv[1]].replies).opener(settings), runner))

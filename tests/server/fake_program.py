@@ -1,5 +1,6 @@
 """The program over an engine without a model: `python fake_program.py loading|ready|slow|stuck|broken [KEYS_FILE]`."""
 
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,4 +24,5 @@ KINDS: dict[str, Callable[[], FakeBackend]] = {
 if __name__ == "__main__":
     configure_logging("info")
     settings = Settings(port=0, shutdown_timeout=1000, api_keys_file=sys.argv[2] if len(sys.argv) > 2 else None)
-    sys.exit(serve(settings, KINDS[sys.argv[1]]().opener(settings)))
+    with asyncio.Runner() as runner:
+        sys.exit(serve(settings, KINDS[sys.argv[1]]().opener(settings), runner))

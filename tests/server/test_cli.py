@@ -1,5 +1,6 @@
 """The program as users start it: exit codes, one sentence on stderr, no traceback."""
 
+import asyncio
 import os
 import re
 import signal
@@ -264,13 +265,14 @@ def chunks_of_text(response: httpx.Response) -> list[dict[str, Any]]:
 def test_nobody_waits_for_the_document_of_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     apps: list[Any] = []
 
-    def note_app(server: DrainingServer, sockets: list[socket.socket]) -> None:
+    async def note_app(server: DrainingServer, sockets: list[socket.socket]) -> None:
         sockets[0].close()
         apps.append(server.config.app)
 
-    monkeypatch.setattr(DrainingServer, "run", note_app)
+    monkeypatch.setattr(DrainingServer, "serve", note_app)
     settings = Settings(port=0)
-    assert serve(settings, FakeBackend().opener(settings)) == 0
+    with asyncio.Runner() as runner:
+        assert serve(settings, FakeBackend().opener(settings), runner) == 0
     wait_until(lambda: apps[0].openapi_schema is not None)
 
 
