@@ -6,14 +6,22 @@ from engine.core.outputs import RequestOutput
 from server.generation.fan_out import IndexedOutput
 from server.generation.usage import UsageCounter
 
+_NUM_JOINED = 64
+
 
 async def collect(outputs: AsyncGenerator[IndexedOutput, None], counter: UsageCounter) -> list[list[RequestOutput]]:
-    """Returns each generation's outputs, when all have ended."""
-    collected: list[list[RequestOutput]] = [[] for _ in range(counter.num_generations)]
+    """Returns each generation's outputs, when all have ended. Most of them are joined, which takes less memory, but not
+    those with log-probabilities: which of these belong to which part of the text is known output by output."""
+    joined = [list[RequestOutput]() for _ in range(counter.num_generations)]
+    newest = [list[RequestOutput]() for _ in range(counter.num_generations)]
     async for generation, output in outputs:
         counter.add(generation, output)
-        collected[generation].append(output)
-    return collected
+        own = newest[generation]
+        own.append(output)
+        if len(own) == _NUM_JOINED and not any(each.logprobs for each in own):
+            joined[generation].append(join_outputs(own))
+            own.clear()
+    return [before + rest for before, rest in zip(joined, newest, strict=True)]
 
 
 def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
