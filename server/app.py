@@ -14,6 +14,7 @@ from server.auth.key_ring import KeyRing
 from server.core.timings import EXPOSED_HEADERS
 from server.core.version import VERSION
 from server.exception_handlers import add_exception_handlers
+from server.limits.answer_memory import AnswerMemory
 from server.limits.error_rate_limit import ErrorRateLimit
 from server.limits.large_bodies import LargeBodies
 from server.metrics.metrics import Metrics
@@ -78,8 +79,11 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
     keys = KeyRing(settings.api_key, settings.api_keys_file)
     error_rate_limit = ErrorRateLimit(metrics.on_refusal_answer)
+    answer_memory = AnswerMemory(int(settings.answer_memory_bytes))
+    metrics.watch_answers(lambda: answer_memory.num_bytes)
     telemetry, lifecycle = open_telemetry(settings.otel), Lifecycle(open_backend, metrics)
-    context = AppContext(settings, metrics, telemetry, lifecycle, keys, LargeBodies(), error_rate_limit)
+    limits = (LargeBodies(), error_rate_limit, answer_memory)
+    context = AppContext(settings, metrics, telemetry, lifecycle, keys, *limits)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:

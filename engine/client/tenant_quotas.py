@@ -69,13 +69,13 @@ class TenantQuotas:
         wait."""
         others = ((each.num_places, each.share) for each in self._others(tenant))
         kept = max_waiting // 2
-        return _fits(self.of(tenant).num_places + 1, tenant.share, others, kept, num_slots + max_waiting - kept)
+        return fits(self.of(tenant).num_places + 1, tenant.share, others, kept, num_slots + max_waiting - kept)
 
     def has_tokens(self, tenant: Tenant, num_tokens: int, size: int) -> bool:
         """Returns whether the tenant may take `num_tokens` of the `size` prompt tokens that may wait."""
         others = ((each.num_tokens, each.share) for each in self._others(tenant))
         kept = size // 2
-        return _fits(self.of(tenant).num_tokens + num_tokens, tenant.share, others, kept, size - kept)
+        return fits(self.of(tenant).num_tokens + num_tokens, tenant.share, others, kept, size - kept)
 
     def turn_share(self, tenant: Tenant) -> float:
         """Returns the tenant's share of the turns among the tenants with admitted requests; 1 for one that is alone."""
@@ -101,6 +101,8 @@ def _part(kept: int, share: float) -> int:
     return max(1, math.floor(kept * share))
 
 
-def _fits(amount: int, share: float, others: Iterable[tuple[int, float]], kept: int, rest: int) -> bool:
+def fits(amount: int, share: float, others: Iterable[tuple[int, float]], kept: int, rest: int) -> bool:
+    """Returns whether a tenant of this share may have the amount beside what others have, each with its share, where
+    `kept` is kept for all by their shares, and the rest is for whoever comes first."""
     own = max(0, amount - _part(kept, share))
     return own == 0 or own + sum(max(0, amount - _part(kept, share)) for amount, share in others) <= rest

@@ -4,6 +4,7 @@ import ipaddress
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -48,6 +49,8 @@ class RequestRecord:
     report: Callable[[], PhaseReport] | None = None
     """Returns the tokens and times so far; None before the first token. A stream that was cut off has no times after
     its first token, but its tokens are counted."""
+    held: ExitStack = field(default_factory=ExitStack)
+    """What the request holds until its response is written, or its client has left."""
 
     def note_end(self, sequence: int, output: RequestOutput) -> None:
         """Keeps how one sequence ended, if this is its last output."""

@@ -18,7 +18,10 @@ from server.protocol.generation import GenerationParams
 from server.runtime.backend import AdmissionSize, Backend
 
 MAX_SENT_IDS = 2**19  # allowed, bad and predicted tokens: they are sent to the engine, and checked, for each sequence
-MAX_SCORES = 2**22  # logprobs of prompts and unstreamed answers: each takes some 130 bytes until it is sent
+MAX_SCORES = 2**22  # logprobs of prompts and unstreamed answers: each takes memory until it is sent
+_LOGPROB_BYTES = 200  # in the server's memory: some 120, and that of the token itself 200
+_SCORED_TOKEN_BYTES = 400  # an output for itself, with its text
+_TOKEN_BYTES = 128  # likewise, where outputs are joined: see `collect`
 
 RequestT = TypeVar("RequestT", bound=GenerationParams)
 RequestT_co = TypeVar("RequestT_co", bound=GenerationParams, covariant=True)
@@ -44,6 +47,19 @@ class GenerationPlan(Generic[RequestT_co]):
     generations: Sequence[GenerationRequest]
     block_size: int | None
     """Tokens of the blocks that later prompts find; None where prompts are not cached."""
+    num_logprobs: int
+    """Log-probabilities that its sequences may collect before they are sent."""
+
+    @property
+    def answer_bytes(self) -> int:
+        """Memory that the answer may take if it is not streamed, beyond that for the text of one sequence without
+        log-probabilities: an answer of that alone, small beside the KV that computed it, never lacks memory."""
+        lengths = [each.params.max_tokens for each in self.generations]
+        if self.generations[0].params.logprobs is None:
+            text_bytes = sum(lengths[1:]) * _TOKEN_BYTES
+        else:
+            text_bytes = sum(lengths) * _SCORED_TOKEN_BYTES
+        return text_bytes + self.num_logprobs * _LOGPROB_BYTES
 
     def prompt_of(self, generation: int) -> EncodedPrompt:
         return self.prompts[generation // self.request.num_candidates]
@@ -90,6 +106,7 @@ def make_plan(
         prompts=prompts,
         generations=_generations(request, prompts, params, seed, arrival),
         block_size=backend.engine.info.block_size if backend.caches_prompts else None,
+        num_logprobs=num_logprobs,
     )
 
 

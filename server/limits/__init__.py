@@ -1,6 +1,6 @@
 """Every guard that bounds what one client may cost, in the order in which a request meets them; and those of them that
-belong to no other package: large bodies, the retry throttle, work for clients that left, write timeouts, the error rate
-limit.
+belong to no other package: large bodies, the retry throttle, work for clients that left, the memory of answers, write
+timeouts, the error rate limit.
 
 Each entry has the guard's name, what it bounds, and what the client gets beyond the bound; below that, the code and its
 flags. Without a flag, the bound is a constant of that module. A caller is an API key, or an address that sends none.
@@ -131,6 +131,9 @@ The prompt and the grammar
   fan-out             2**19 ids of allowed tokens and bad words, 2**22 logprobs, over all        400
                       sequences of a request
                       server.generation.plan:make_plan
+  answer memory       bytes for answers that are not streamed, together: of logprobs and of all   429, 400
+                      sequences but one; half is kept for callers by weight
+                      server.limits.answer_memory:AnswerMemory; --answer-memory-bytes, --fair-by
   embeddings          inputs of one request in the engine at once: 32, with 2048 tokens          delay
                       server.generation.embeddings:embed
   context             prompt tokens and `max_tokens` together; also the tokens that wait for a   400

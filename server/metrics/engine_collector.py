@@ -22,6 +22,8 @@ class EngineCollector(Collector):
         """Statistics of the newest step."""
         self.queue_stats: Callable[[], QueueStats] = lambda: QueueStats(0, 0, 0.0)
         """Returns the state of the admission queue."""
+        self.answer_bytes: Callable[[], int] = lambda: 0
+        """Returns the bytes reserved for answers that are not streamed."""
         self._num_restarts = 0
         self._totals_before = totals_of(None)  # of engine processes that died
 
@@ -41,6 +43,8 @@ class EngineCollector(Collector):
         yield self._waiting(stats)
         yield self._gauge("waiting_tokens", "Prompt tokens that wait to be computed.", queue.num_waiting_tokens)
         yield self._gauge("predicted_wait_seconds", "Wait of a new request to be scheduled.", queue.predicted_wait_s)
+        text = "Memory reserved for answers that are not streamed."
+        yield self._gauge("answer_memory_reserved_bytes", text, self.answer_bytes())
         yield self._gauge("kv_cache_usage_ratio", "Share of KV blocks held.", pool.held / total if total else 0.0)
         yield self._blocks(pool)
         yield self._config(info)

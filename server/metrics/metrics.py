@@ -78,6 +78,10 @@ class Metrics:
         """Reads the admission queue with `queue_stats`, whenever Prometheus scrapes."""
         self._engine.queue_stats = queue_stats
 
+    def watch_answers(self, num_reserved: Callable[[], int]) -> None:
+        """Reads the memory reserved for answers with `num_reserved`, whenever Prometheus scrapes."""
+        self._engine.answer_bytes = num_reserved
+
     def on_step(self, stats: StepStats) -> None:
         self._engine.stats = stats
         self._steps.add(stats)

@@ -1,4 +1,4 @@
-"""Attaches the record to each request, and `X-Request-Id` to each response."""
+"""Attaches the record to each request, and `X-Request-Id` to each response. Gives back what the request held."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,4 +23,5 @@ class RecordMiddleware:
                 message["headers"] = [*message["headers"], *id_headers(scope)]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        with record_of(scope).held:
+            await self._app(scope, receive, send_with_id)

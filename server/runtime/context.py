@@ -11,6 +11,7 @@ from server.auth.api_keys import ApiKey
 from server.auth.key_ring import KeyRing
 from server.core.errors import ModelNotFoundError
 from server.core.request_record import peer_of, record_of
+from server.limits.answer_memory import AnswerMemory
 from server.limits.error_rate_limit import ErrorRateLimit
 from server.limits.large_bodies import LargeBodies
 from server.metrics.metrics import Metrics
@@ -34,6 +35,7 @@ class AppContext:
     keys: KeyRing
     large_bodies: LargeBodies
     error_rate_limit: ErrorRateLimit
+    answer_memory: AnswerMemory
 
     @property
     def backend(self) -> Backend:

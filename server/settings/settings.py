@@ -95,6 +95,9 @@ class Settings(BaseSettings):
         "Server", 60.0, "Seconds a request may wait to be scheduled; 429 when it would wait longer.", "SECONDS", le=1e6
     )
     max_body_bytes: ByteSize = setting("Server", ByteSize(8 * 2**20), "Largest request body.", "BYTES", gt=0)
+    answer_memory_bytes: ByteSize = setting(
+        "Server", ByteSize(2 * 2**30), "Memory for logprobs and choices of answers not streamed.", "BYTES", gt=0
+    )
     max_header_bytes: ByteSize = setting("Server", ByteSize(64 * 2**10), "Largest request head.", "BYTES", gt=0)
     max_connections: PositiveInt = setting("Server", 4096, "Connections at once; one that asks for nothing makes room.")
     header_timeout: PositiveFloat = setting("Server", 15.0, "Seconds a request's head may take.", "SECONDS")
@@ -237,18 +240,14 @@ class Settings(BaseSettings):
         "none",
         "Draft with a second copy of the weights, of 4 bits, on the CPU; or the quantization of --draft-model.",
     )
-    mtp: bool = setting(
-        "Engine", True, "Draft with the checkpoint's own MTP head, if it has one. Answers stay the same."
-    )
+    mtp: bool = setting("Engine", True, "Draft with the checkpoint's own MTP head, if any. Answers stay the same.")
     engine_timeout: PositiveFloat = setting(
         "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"
     )
     spare_engine: bool = setting(
         "Engine", True, "Keep another engine process waiting, where there is memory, so that a restart is short."
     )
-    max_engine_restarts: NonNegativeInt = setting(
-        "Engine", 5, "Restarts in a row, without any token, before giving up."
-    )
+    max_engine_restarts: NonNegativeInt = setting("Engine", 5, "Restarts in a row, without a token, before giving up.")
     trace: str | None = setting("Engine", None, "File that receives one JSON line per step.", "FILE")
 
     @field_validator("model", "host", "generation_config")

@@ -66,6 +66,7 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "rejections": ("counter", {"reason"}, []),
     "broken_streams": ("counter", {"reason"}, []),
     "slo_requests": ("counter", {"slo", "outcome"}, []),
+    "answer_memory_reserved_bytes": ("gauge", set(), []),
     "refusal_answers": ("counter", {"how"}, []),
     "key_requests": ("counter", {"key"}, []),
     "key_tokens": ("counter", {"key", "kind"}, []),
