@@ -1,26 +1,23 @@
-"""Checks grammars of clients in a child process, so that the worst one costs that process and no more."""
+"""Checks grammars of clients in child processes, so that the worst one costs such a process and no more."""
 
 import asyncio
-import contextlib
 import hashlib
-import json
-import select
-import subprocess
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import cast
 from weakref import WeakValueDictionary
 
 from engine.core.errors import EngineUnavailableError, GrammarError, OverloadedError
+from engine.grammar.checker_child import TOO_COMPLEX, CheckerChild
+from engine.grammar.lark import Lark, Part, to_lark
 from engine.host.python_module import module_command
 
 COMMAND = module_command("engine.grammar.checker_process")
 MAX_PENDING = 16  # checks of one tenant: each may take the whole timeout, one after the other
-_START_S = 60.0
+MAX_CHILDREN = 4  # tenants whose grammars are checked at once: a slow one holds up nobody else's
 _MAX_CACHED = 4096
-_TOO_COMPLEX = "it is too complex to be compiled"
 _TIMEOUT_TTL_S = 60.0  # a timeout is cached only this long: the machine may have been busy
 
 
@@ -35,20 +32,46 @@ class _PendingCheck:
     is_running: bool = False
 
 
-class GrammarChecker:
-    """Checks grammars one at a time in a child process, which starts with the first grammar and restarts after a
-    crash."""
+class Turns:
+    """Turns of tenants at work of which so much is done at once: one thing of a tenant, then one of the next."""
 
-    def __init__(self, timeout_s: float = 5.0, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, num_at_once: int) -> None:
+        self._places = asyncio.Semaphore(num_at_once)  # first come, first served
+        self._own: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncGenerator[None, None]:
+        own = self._own.setdefault(tenant, asyncio.Lock())
+        async with own, self._places:
+            yield
+
+
+class GrammarChecker:
+    """Translates and checks grammars, one at a time of each tenant. A child process starts where a grammar finds none
+    idle; the grammar is checked by the first that is. One that crashes starts again."""
+
+    def __init__(
+        self, timeout_s: float = 5.0, command: Sequence[str] = COMMAND, max_children: int = MAX_CHILDREN
+    ) -> None:
         self._timeout_s = timeout_s
-        self._command = command
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-checker")  # one grammar at a time
-        self._child: subprocess.Popen[str] | None = None
-        self._is_closed = False
+        self._children = [CheckerChild(timeout_s, command) for _ in range(max_children)]
+        self._new = self._children[:]  # those that nobody has needed yet
+        self._idle: asyncio.LifoQueue[CheckerChild] = asyncio.LifoQueue()
+        self._threads = ThreadPoolExecutor(max_children, thread_name_prefix="grammar-checker")
+        self._translator = ThreadPoolExecutor(1, thread_name_prefix="grammar-translator")
+        self._translations = Turns(1)
+        self._checks = Turns(max_children)
         self._faults: OrderedDict[bytes, str | None] = OrderedDict()  # by the grammar's hash, least recently used first
-        self._lock = asyncio.Lock()
-        self._tenant_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # so that tenants take turns
         self._pending: dict[bytes, _PendingCheck] = {}  # by the grammar's hash
+        self._is_closed = False
+
+    async def checked(self, source: Part | Lark, tenant: str = "") -> str:
+        """Returns the grammar in Lark. Raises what `check` does."""
+        loop = asyncio.get_running_loop()
+        async with self._translations.turn(tenant):
+            grammar, as_text = await loop.run_in_executor(self._translator, _translated, source)
+        await self.check(as_text, tenant)
+        return grammar
 
     async def check(self, grammar: str, tenant: str = "") -> None:
         """Raises GrammarError if the engine could not follow the grammar, OverloadedError if the tenant has too many
@@ -79,84 +102,43 @@ class GrammarChecker:
 
     async def _run(self, key: bytes, grammar: str, tenant: str) -> None:
         loop = asyncio.get_running_loop()
-        tenant_lock = self._tenant_locks.setdefault(tenant, asyncio.Lock())
-        async with tenant_lock, self._lock:
+        async with self._checks.turn(tenant):
+            child = await self._idle_child()
             self._pending[key].is_running = True
             try:
-                self._faults[key] = fault = await loop.run_in_executor(self._thread, self._run_in_child, grammar)
+                self._faults[key] = fault = await loop.run_in_executor(self._threads, child.fault_of, grammar)
             finally:
+                self._idle.put_nowait(child)
                 del self._pending[key]
-        if fault == _TOO_COMPLEX:
+        if fault == TOO_COMPLEX:
             loop.call_later(_TIMEOUT_TTL_S, self._faults.pop, key, None)
         if len(self._faults) > _MAX_CACHED:
             self._faults.popitem(last=False)
 
-    def close(self) -> None:
-        """Kills the child, whatever it does. Idempotent; no check may follow."""
-        self._is_closed = True
-        if self._child is not None:
-            self._child.kill()  # a check under way ends with it
-        self._thread.shutdown(cancel_futures=True)
-        self._kill_child()
-
-    def _run_in_child(self, grammar: str) -> str | None:
-        """Returns the grammar's fault, or None. Runs in the thread; raises GrammarError if the child crashes,
-        EngineUnavailableError if it does not start."""
-        try:
-            child = self._running_child()
-        except (EOFError, OSError) as error:  # a timeout is an OSError
-            raise EngineUnavailableError("The process that checks grammars cannot be started now.") from error
-        try:
-            print(json.dumps(grammar), file=child.stdin, flush=True)
-            return _read_answer(child, self._timeout_s)
-        except TimeoutError:
-            self._kill_child()
-            return _TOO_COMPLEX
-        except (EOFError, BrokenPipeError):
-            self._kill_child()
-            raise GrammarError(_TOO_COMPLEX) from None
-
-    def _running_child(self) -> subprocess.Popen[str]:
-        """Returns the child, which is started unless it runs, and once more if it ends as it starts. Raises EOFError,
-        OSError."""
-        if self._child is not None and self._child.poll() is not None:
-            self._kill_child()  # it was killed from outside, which says nothing about the next grammar
-        try:
-            return self._child or self._started_child()
-        except EOFError:
-            return self._started_child()
-
-    def _started_child(self) -> subprocess.Popen[str]:
+    async def _idle_child(self) -> CheckerChild:
+        """Returns the first child that is idle, which may be another than the one that is started for that."""
+        if self._idle.empty() and self._new:
+            child = self._new.pop()
+            starting = asyncio.get_running_loop().run_in_executor(self._threads, child.start)
+            starting.add_done_callback(lambda _: self._idle.put_nowait(child))
+        child = await self._idle.get()
         if self._is_closed:
-            raise EOFError
-        pipe = subprocess.PIPE
-        # Standard error would only show the compiler's last words in a crash.
-        self._child = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-        try:
-            _read_answer(self._child, _START_S)
-        except BaseException:
-            self._kill_child()  # started late, it would answer each grammar with the result of the one before
-            raise
-        return self._child
+            self._idle.put_nowait(child)
+            raise EngineUnavailableError("Grammars are not checked any more.")
+        return child
 
-    def _kill_child(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                with contextlib.suppress(BrokenPipeError):  # the child never read what was written
-                    pipe.close()  # type: ignore[union-attr]
+    def close(self) -> None:
+        """Kills the children, whatever they do. Idempotent; no check may follow."""
+        self._is_closed = True
+        for child in self._children:
+            child.kill()  # a check under way ends with it
+        for threads in (self._translator, self._threads):
+            threads.shutdown(cancel_futures=True)
+        for child in self._children:
+            child.close()
 
 
-def _read_answer(child: subprocess.Popen[str], timeout_s: float) -> str | None:
-    """Returns the child's next line, decoded; it writes each line in one piece. Raises TimeoutError or EOFError."""
-    assert child.stdout is not None
-    poll = select.poll()  # select() takes no descriptor from 1024 on
-    poll.register(child.stdout, select.POLLIN)
-    if not poll.poll(timeout_s * 1e3):
-        raise TimeoutError
-    line = child.stdout.readline()
-    if not line:
-        raise EOFError
-    return cast("str | None", json.loads(line))
+def _translated(source: Part | Lark) -> tuple[str, str]:
+    """Returns the grammar for the model's vocabulary, and for any: these differ where there are special tokens."""
+    grammar = to_lark(source)
+    return grammar, to_lark(source, tokens_as_text=True) if "<[" in grammar else grammar

@@ -118,8 +118,10 @@ The prompt and the grammar
                       engine.text.tokenizer:Tokenizer, server.runtime.backend:MAX_CONTEXTS; --max-model-len
   grammar size        128 KiB of a grammar, 100 levels of a schema                               400
                       engine.grammar.lark:to_lark, engine.grammar.json_schema:check_schema
-  new grammars        16 unchecked grammars per caller at once, checked one after the other,     delay, 429
-                      callers in turn
+  grammar translation one grammar at a time, callers in turn                                     delay
+                      engine.grammar.checker:GrammarChecker
+  new grammars        16 unchecked grammars per caller at once, checked one after the other;     delay, 429
+                      those of four callers at once, others in turn
                       engine.grammar.checker:GrammarChecker
   grammar checks      5 s, 128 MiB, 4 MiB of stack in a process of its own; 0.2 s of CPU time    400
                       to generate on trial

@@ -16,8 +16,9 @@ import pytest
 
 from engine.core.errors import EngineUnavailableError, GrammarError, OverloadedError, TwostepError
 from engine.grammar import checker as grammar_checker
+from engine.grammar import checker_child
 from engine.grammar.checker import MAX_PENDING, GrammarChecker
-from engine.grammar.lark import JSON_OBJECT, JsonSchema, Literal, Regex, to_lark
+from engine.grammar.lark import JSON_OBJECT, JsonSchema, Literal, Regex, Sequence, Token, to_lark
 
 
 @pytest.fixture(scope="module")
@@ -113,19 +114,20 @@ def test_reasons_are_one_short_line(checker: GrammarChecker) -> None:
 
 
 def test_what_takes_too_long_is_ended_once_and_for_all() -> None:
-    checker = GrammarChecker(timeout_s=0.2)
+    checker = GrammarChecker(timeout_s=0.2, max_children=1)
     slow = grammar_of({"type": "integer", "multipleOf": 99_999_999})
     assert fault(checker, slow) == "it is too complex to be compiled"
-    assert checker._child is None
-    checker._command = [sys.executable, "-c", "raise AssertionError"]
+    [child] = checker._children
+    assert child._process is None
+    child._command = [sys.executable, "-c", "raise AssertionError"]
     assert fault(checker, slow) == "it is too complex to be compiled"
     checker.close()
 
 
 def test_the_pending_checks_are_bounded() -> None:
     async def ask_many() -> None:
-        checker, release = GrammarChecker(), threading.Event()
-        checker._thread.submit(release.wait)
+        checker, release = GrammarChecker(max_children=1), threading.Event()
+        checker._threads.submit(release.wait)
         checks = [asyncio.create_task(checker.check(f'start: "{number}"')) for number in range(MAX_PENDING)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="try again later"):
@@ -145,8 +147,8 @@ def test_the_pending_checks_are_bounded() -> None:
 
 def test_tenants_take_turns_and_have_bounds_of_their_own() -> None:
     async def ask_many() -> None:
-        checker, release, ended = GrammarChecker(), threading.Event(), list[str]()
-        checker._thread.submit(release.wait)
+        checker, release, ended = GrammarChecker(max_children=1), threading.Event(), list[str]()
+        checker._threads.submit(release.wait)
 
         async def ask(tenant: str, number: int) -> None:
             await checker.check(f'start: "{tenant}{number}"', tenant)
@@ -160,16 +162,23 @@ def test_tenants_take_turns_and_have_bounds_of_their_own() -> None:
         await asyncio.sleep(0)
         release.set()
         await asyncio.gather(*checks)
-        assert ended[:5] == ["many", "few", "many", "few", "many"] and len(checker._tenant_locks) == 0
+        assert ended[:5] == ["many", "few", "many", "few", "many"] and len(checker._checks._own) == 0
         checker.close()
 
     asyncio.run(ask_many())
 
 
+def test_special_tokens_are_checked_as_texts(checker: GrammarChecker) -> None:
+    part = Sequence((Token(7, "<call>"), Literal("<[8]>")))
+    assert asyncio.run(checker.checked(part)) == to_lark(part) != to_lark(part, tokens_as_text=True)
+    assert fault(checker, to_lark(part, tokens_as_text=True)) is None
+
+
 def test_a_check_that_no_caller_waits_for_any_more_is_not_started() -> None:
     async def check() -> None:
-        checker, release = GrammarChecker(), threading.Event()
-        checker._thread.submit(release.wait)
+        checker, release = GrammarChecker(max_children=1), threading.Event()
+        await checker.check('start: "z"')
+        checker._threads.submit(release.wait)
         started, left, kept, stayer = (asyncio.create_task(checker.check(f'start: "{name}"')) for name in "abcc")
         await asyncio.sleep(0.01)
         pending = list(checker._pending.values())
@@ -179,9 +188,9 @@ def test_a_check_that_no_caller_waits_for_any_more_is_not_started() -> None:
         assert len(checker._pending) == 2 and [each.task.cancelling() for each in pending] == [0, 1, 0]
         release.set()
         await stayer
-        assert len(checker._faults) == 2 and checker._pending == {}
+        assert len(checker._faults) == 3 and checker._pending == {}
         await checker.check('start: "b"')
-        assert len(checker._faults) == 3
+        assert len(checker._faults) == 4
         checker.close()
 
     asyncio.run(check())
@@ -201,10 +210,12 @@ def test_a_grammar_that_crashed_the_child_is_checked_again(checker: GrammarCheck
 
 
 def test_a_child_that_was_ended_while_it_was_idle_is_no_verdict() -> None:
-    checker = GrammarChecker()
-    assert fault(checker, 'start: "a"') is None and checker._child is not None
-    checker._child.kill()
-    checker._child.wait()
+    checker = GrammarChecker(max_children=1)
+    assert fault(checker, 'start: "a"') is None
+    process = checker._children[0]._process
+    assert process is not None
+    process.kill()
+    process.wait()
     assert fault(checker, 'start: "b"') is None
     checker.close()
 
@@ -212,12 +223,12 @@ def test_a_child_that_was_ended_while_it_was_idle_is_no_verdict() -> None:
 @pytest.mark.parametrize(("is_started", "error"), [(True, TwostepError), (False, EngineUnavailableError)])
 def test_closing_ends_a_check_under_way(is_started: bool, error: type[Exception]) -> None:
     async def check_and_close() -> None:
-        checker = GrammarChecker(timeout_s=60)
+        checker = GrammarChecker(timeout_s=60, max_children=1)
         if is_started:
             await checker.check('start: "a"')
         check = asyncio.create_task(checker.check(grammar_of({"type": "integer", "multipleOf": 99_999_999})))
         await asyncio.sleep(0.01)
-        while checker._child is None:
+        while checker._children[0]._process is None:
             await asyncio.sleep(0.001)
         await asyncio.to_thread(checker.close)
         with pytest.raises(error):
@@ -229,7 +240,7 @@ def test_closing_ends_a_check_under_way(is_started: bool, error: type[Exception]
 def test_a_checker_without_checks_starts_no_child() -> None:
     checker = GrammarChecker(command=[sys.executable, "-c", "raise AssertionError"])
     checker.close()
-    assert checker._child is None
+    assert all(child._process is None for child in checker._children)
 
 
 def test_a_child_that_cannot_start_is_no_verdict() -> None:
@@ -269,11 +280,11 @@ for line in sys.stdin:
 
 
 def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_checker, "_START_S", 0.3)
+    monkeypatch.setattr(checker_child, "_START_S", 0.3)
     checker = GrammarChecker(command=[sys.executable, "-c", LATE, "0.6"])
     with pytest.raises(EngineUnavailableError):
         fault(checker, "first")
-    monkeypatch.setattr(grammar_checker, "_START_S", 30.0)
+    monkeypatch.setattr(checker_child, "_START_S", 30.0)
     time.sleep(0.6)  # the first child would be ready now
     assert fault(checker, "second") == "about second"
     checker.close()
