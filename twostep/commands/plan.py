@@ -26,7 +26,7 @@ Tell what a model takes on this machine's CPU: memory, contexts, and the shortes
 and between tokens (ITL). It reads config.json and no weights, and measures the machine for most of a second. Times are
 bounds by the machine's memory and arithmetic: what is served takes longer, and on a busy machine much longer. With
 --measure they are predictions instead: a few of the model's layers run here with random weights, which takes a minute
-or two for a large model, and memory for its head and half a GiB of layers."""
+or two for a large model, and memory for its head twice and a GiB of layers."""
 _EXAMPLES = """\
   twostep plan Qwen/Qwen2.5-0.5B-Instruct
   twostep plan ./my-model --prompt-tokens 2000

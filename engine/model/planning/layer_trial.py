@@ -1,13 +1,13 @@
 """Times of steps, predicted: the first layers of a model run here with random weights, and stand for all.
 
-Where the whole model is small, it runs whole. Of a larger one, two depths run, and each further layer takes what those
-between the two take. Both hold more bytes than caches do, and one of each kind of layer.
+Where the whole model is small, it runs whole. Of a larger one, two depths run in turns, one of each kind of layer and
+a multiple of these, and each further layer takes what those between the two take.
 """
 
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -24,8 +24,8 @@ from engine.runner.model_runner import ModelRunner
 
 __all__ = ["StepSeconds", "depths_of", "predict_steps"]
 
-_MAX_LAYER_BYTES = 1 << 29  # of weights in 16 bits
-_MAX_RUNS, _BUDGET_S = 9, 0.5
+_MAX_LAYER_BYTES = 1 << 30  # of weights in 16 bits
+_MAX_RUNS, _BUDGET_S = 21, 2.0
 
 
 class StepSeconds(NamedTuple):
@@ -43,23 +43,17 @@ def predict_steps(config: EngineConfig, found: Estimate, prompt_tokens: int, cli
     """Returns what steps of prompts of this length take, and of tokens after them, for each number of clients. Takes
     memory and time for a few layers and the head. Raises ModelError or ConfigError."""
     depths = depths_of(found)
+    num_prompts = max(1, config.limits_on("cpu").max_num_batched_tokens // prompt_tokens)
+    shape = _Shape(prompt_tokens, -(-(prompt_tokens + 1) // config.block_size))
     try:
-        measured = [_measure(config, depth, prompt_tokens, clients) for depth in depths]
+        trials = [_load(config, depth, shape, max(*clients, num_prompts)) for depth in depths]
+        one, many = (_predicted(found, trials, Phase.PREFILL, count) for count in (1, num_prompts))
+        decode = tuple(_predicted(found, trials, Phase.DECODE, count) for count in clients)
     except TwostepError:
         raise
     except Exception as error:  # of transformers' code, which builds the model
         raise ModelError(f"A part of {config.model} cannot be tried: {reason_of(error)}") from error
-    few, many = measured[0], measured[-1]
-    share = (found.num_layers - depths[0]) / (depths[1] - depths[0]) if len(depths) == 2 else 0.0
-
-    def whole(one: float, other: float) -> float:
-        return one + share * max(other - one, 0.0)
-
-    return StepSeconds(
-        whole(few.prompt_s, many.prompt_s),
-        whole(few.prompts_s, many.prompts_s),
-        tuple(map(whole, few.decode_s, many.decode_s)),
-    )
+    return StepSeconds(one, many / num_prompts, decode)
 
 
 def depths_of(found: Estimate) -> tuple[int, ...]:
@@ -68,27 +62,45 @@ def depths_of(found: Estimate) -> tuple[int, ...]:
     period, total = found.num_distinct_layers, found.num_layers
     layer_bytes = (found.size.layer_bytes + found.size.expert_bytes) / total
     many = max(2, int(_MAX_LAYER_BYTES / layer_bytes) // period) * period
-    return (total,) if many >= total else (max(many // 2 // period, 1) * period, many)
+    return (total,) if many >= total else (period, many)
 
 
-def _measure(config: EngineConfig, num_layers: int, prompt_tokens: int, clients: Sequence[int]) -> StepSeconds:
-    """Returns what steps of a model of so many layers take."""
-    num_prompts = max(1, config.limits_on("cpu").max_num_batched_tokens // prompt_tokens)
-    blocks_each = -(-(prompt_tokens + 1) // config.block_size)
-    runner, num_slots = _load(config, num_layers, prompt_tokens + 1, max(*clients, num_prompts) * blocks_each)
+class _Shape(NamedTuple):
+    """Of each request."""
 
-    def batch(phase: Phase, count: int) -> Batch:
-        requests = (_request(index, phase, prompt_tokens, blocks_each, num_slots) for index in range(count))
-        return Batch(phase, tuple(requests))
-
-    one, many = (_seconds(runner.prefill, batch(Phase.PREFILL, count)) for count in (1, num_prompts))
-    return StepSeconds(
-        one, many / num_prompts, tuple(_seconds(runner.decode, batch(Phase.DECODE, count)) for count in clients)
-    )
+    prompt_tokens: int
+    num_blocks: int
 
 
-def _load(config: EngineConfig, num_layers: int, length: int, num_blocks: int) -> tuple[ModelRunner, int]:
-    """Returns the runner of a model of so many layers, for texts of this length, and its number of slots of states."""
+class _Trial(NamedTuple):
+    """A model of the first layers, ready to run."""
+
+    num_layers: int
+    runner: ModelRunner
+    shape: _Shape
+    num_slots: int
+    """Of recurrent states; 0 without any."""
+
+    def run(self, phase: Phase, count: int) -> float:
+        """Runs a step of so many requests, and returns its seconds. What the cache holds changes nothing of these."""
+        batch = Batch(phase, tuple(self._request(index, phase) for index in range(count)))
+        run = self.runner.prefill if phase is Phase.PREFILL else self.runner.decode
+        started_s = time.perf_counter()
+        run(batch)
+        return time.perf_counter() - started_s
+
+    def _request(self, index: int, phase: Phase) -> ScheduledRequest:
+        prompt = [index] * self.shape.prompt_tokens
+        table = tuple(range(index * self.shape.num_blocks, (index + 1) * self.shape.num_blocks))
+        start, output = (0, []) if phase is Phase.PREFILL else (len(prompt), [index])
+        slot = index % self.num_slots if self.num_slots else None
+        return ScheduledRequest(
+            str(index), output or prompt, start, table, SamplingParams(), prompt, output, samples=True, state_slot=slot
+        )
+
+
+def _load(config: EngineConfig, num_layers: int, shape: _Shape, num_requests: int) -> _Trial:
+    """Returns a model of so many layers, for requests of this shape."""
     hf_config, _ = read_hf_config(config, {"revision": config.revision, "trust_remote_code": False})
     keep_layers(hf_config.get_text_config(decoder=True), num_layers)
     with tempfile.TemporaryDirectory(prefix="twostep-") as folder:
@@ -101,29 +113,22 @@ def _load(config: EngineConfig, num_layers: int, length: int, num_blocks: int) -
                 load_format="dummy",
                 device="cpu",
                 packed_cache=None,
-                max_model_len=length,
-                num_blocks=num_blocks,
+                max_model_len=shape.prompt_tokens + 1,
+                num_blocks=num_requests * shape.num_blocks,
             )
         )
-    return runner, info.num_state_slots or 0
+    return _Trial(num_layers, runner, shape, info.num_state_slots or 0)
 
 
-def _request(index: int, phase: Phase, prompt_tokens: int, blocks_each: int, num_slots: int) -> ScheduledRequest:
-    """Returns a request's share of a step. What the cache holds changes nothing of its time."""
-    prompt, table = [index] * prompt_tokens, tuple(range(index * blocks_each, (index + 1) * blocks_each))
-    start, output = (0, []) if phase is Phase.PREFILL else (prompt_tokens, [index])
-    slot = index % num_slots if num_slots else None
-    return ScheduledRequest(
-        str(index), output or prompt, start, table, SamplingParams(), prompt, output, samples=True, state_slot=slot
-    )
-
-
-def _seconds(run: Callable[[Batch], object], batch: Batch) -> float:
-    """Returns the median time of a step that runs once or a few times, after a first one."""
-    run(batch)
-    runs: list[float] = []
-    while not runs or (len(runs) < _MAX_RUNS and sum(runs) < _BUDGET_S):
-        started_s = time.perf_counter()
-        run(batch)
-        runs.append(time.perf_counter() - started_s)
-    return statistics.median(runs)
+def _predicted(found: Estimate, trials: Sequence[_Trial], phase: Phase, count: int) -> float:
+    """Returns what such a step of all layers takes. The depths run in turns: what else the machine does meanwhile slows
+    both."""
+    for trial in trials:
+        trial.run(phase, count)
+    runs: list[list[float]] = []
+    while not runs or (len(runs) < _MAX_RUNS and sum(map(sum, runs)) < _BUDGET_S):
+        runs.append([trial.run(phase, count) for trial in trials])
+    seconds: list[float] = [statistics.median(column) for column in zip(*runs, strict=True)]
+    few, many = trials[0].num_layers, trials[-1].num_layers
+    each = max(seconds[-1] - seconds[0], 0.0) / max(many - few, 1)
+    return seconds[0] + (found.num_layers - few) * each

@@ -1,13 +1,14 @@
 """A few layers stand for all of a model: which ones are run, and what is made of their times."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from transformers import AutoModelForCausalLM
 
+from engine.core.batch import Phase
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
 from engine.model.first_layers import keep_layers
@@ -32,11 +33,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("num_layers", "period", "layer_bytes", "depths"),
     [
-        (24, 1, 30 << 20, (8, 17)),
+        (48, 1, 30 << 20, (1, 34)),
         (12, 1, 30 << 20, (12,)),  # all fit
         (32, 1, 1 << 30, (1, 2)),
-        (48, 6, 100 << 20, (6, 12)),
-        (60, 6, 30 << 20, (6, 12)),
+        (48, 6, 50 << 20, (6, 18)),
+        (60, 6, 30 << 20, (6, 30)),
         (8, 6, 1 << 30, (8,)),  # two of each kind would be more than there are
     ],
 )
@@ -46,17 +47,20 @@ def test_depths_hold_one_of_each_kind(
     assert depths_of(sized(checkpoint, num_layers, period, layer_bytes)) == depths
 
 
+@pytest.mark.parametrize(("num_layers", "layer_bytes"), [(24, 1 << 30), (3, 1)])
 def test_further_layers_take_what_those_between_the_depths_take(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, num_layers: int, layer_bytes: int
 ) -> None:
-    def measure(_: EngineConfig, num_layers: int, prompt_tokens: int, clients: Sequence[int]) -> StepSeconds:
-        assert prompt_tokens == 7
-        return StepSeconds(10.0 + num_layers, 5.0 + num_layers, tuple(count + 2.0 * num_layers for count in clients))
+    def load(_: EngineConfig, depth: int, *args: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            num_layers=depth, run=lambda phase, count: 10.0 * (phase is Phase.PREFILL) + count * depth
+        )
 
-    monkeypatch.setattr(layer_trial, "_measure", measure)
-    config = EngineConfig(model=str(checkpoint))
-    assert predict_steps(config, sized(checkpoint, 24, 1, 1 << 30), 7, (1, 8)) == StepSeconds(34.0, 29.0, (49.0, 56.0))
-    assert predict_steps(config, sized(checkpoint, 3, 1, 1), 7, (1,)) == StepSeconds(13.0, 8.0, (7.0,))
+    monkeypatch.setattr(layer_trial, "_load", load)
+    told = predict_steps(
+        EngineConfig(model=str(checkpoint)), sized(checkpoint, num_layers, 1, layer_bytes), 512, (1, 8)
+    )
+    assert told == StepSeconds(10.0 + num_layers, (10.0 + 4 * num_layers) / 4, (num_layers, 8 * num_layers))
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -87,9 +91,9 @@ def test_what_is_kept_are_the_first_layers(name: str) -> None:
 
 
 def test_a_part_that_cannot_be_built_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(*_: object) -> StepSeconds:
+    def load(*_: object) -> None:
         raise RuntimeError("some setting forbids it")
 
-    monkeypatch.setattr(layer_trial, "_measure", measure)
+    monkeypatch.setattr(layer_trial, "_load", load)
     with pytest.raises(ModelError, match="cannot be tried: some setting forbids it"):
         predict_steps(EngineConfig(model=str(checkpoint)), estimate(str(checkpoint)), 7, (1,))
