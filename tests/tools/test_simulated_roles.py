@@ -5,7 +5,7 @@ import heapq
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from server.routing.policies import NAMES
@@ -69,6 +69,7 @@ def test_the_seed_decides_everything() -> None:
     num_blocks=st.integers(24, 60),
     copied_block_s=st.sampled_from([1e-4, 1e-2, 0.2]),
 )
+@example(seed=2, num_prefill=1, num_decode=1, num_deaths=4, num_blocks=24, copied_block_s=0.2)  # both roles die
 def test_every_answer_is_whole_whatever_the_size(
     seed: int, num_prefill: int, num_decode: int, num_deaths: int, num_blocks: int, copied_block_s: float
 ) -> None:

@@ -282,10 +282,11 @@ class Cluster:
 
     def _after_death(self, live: Live, of_prefill: bool) -> Event:
         """Returns what becomes of a request whose replica died, or the one that computed its prompt."""
+        asked, live.asked = live.asked, ""
         if of_prefill:
             return partial(self._ask, live, live.request)
-        if live.asked in self._replicas:
-            self._replicas[live.asked].abort(live.request.request_id)
+        if asked in self._replicas:
+            self._replicas[asked].abort(live.request.request_id)
         return partial(self._move, live.request.request_id)
 
     def _move(self, name: str) -> None:
