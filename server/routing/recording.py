@@ -4,7 +4,9 @@ Whether a policy still decides as it did in service, and how another one would h
 reading a file.
 """
 
+import contextlib
 import json
+import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -13,9 +15,11 @@ from server.routing.policies import new_policy
 from server.routing.policy import RoutedPrompt, RoutingPolicy
 from server.routing.replica_loads import ReplicaLoad
 
+logger = logging.getLogger("twostep.routing")
+
 
 class RecordingPolicy:
-    """A routing policy that writes down every call before it returns."""
+    """A routing policy that writes down every call before it returns, as long as the file takes it."""
 
     def __init__(self, name: str, file: TextIO, **settings: Any) -> None:
         """Makes the policy of this name, with the settings that `new_policy` knows."""
@@ -45,8 +49,15 @@ class RecordingPolicy:
         self._policy.sent(prompt, replica)
 
     def _write(self, call: str, **fields: Any) -> None:
-        self._file.write(json.dumps({"call": call, **fields}) + "\n")
-        self._file.flush()
+        if self._file.closed:
+            return
+        try:
+            self._file.write(json.dumps({"call": call, **fields}) + "\n")
+            self._file.flush()
+        except OSError as error:  # a full disk ends the record, and not the routing
+            logger.warning("decisions of the router are recorded no further: %s", error)
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 @dataclass(frozen=True, slots=True)

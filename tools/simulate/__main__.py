@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.replay is not None:
-        return _replay(options.replay, options.policy)
+        try:
+            return _replay(options.replay, options.policy)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            parser.error(f"--replay: {options.replay} is no record of a router ({type(error).__name__}: {error})")
     rate = options.rate * options.replicas
     trace = TraceSettings(options.requests, rate)
     replica = ReplicaSettings(num_blocks=options.blocks)

@@ -50,6 +50,21 @@ def test_what_is_no_record_is_refused() -> None:
             replay(lines)
 
 
+def test_a_full_disk_ends_the_record_and_not_the_routing(caplog: pytest.LogCaptureFixture) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as file:
+        Cluster(CLUSTER, RecordingPolicy("prefix-aware", file), sessions(TRACE, 0), 0).run()
+        assert file.closed
+    assert caplog.text.count("recorded no further") == 1
+
+
+def test_the_simulator_says_what_is_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none.jsonl").write_text("{}")
+    for name in ("none.jsonl", "absent.jsonl"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["--replay", str(tmp_path / name)])
+        assert f"--replay: {tmp_path / name} is no record" in capsys.readouterr().err
+
+
 def test_the_simulator_replays_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "record.jsonl"
     lines = record("prefix-aware")
