@@ -101,7 +101,7 @@ def assemble(
     """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
     request's text; `on_close` ends what the runner needs."""
     config = _for_states(config, info)
-    costs = StepCosts()
+    costs = StepCosts(info.size.experts_read)
     return Engine(
         info,
         _scheduler(config, info, costs, _kv_allocator(config, info, costs, store, records)),

@@ -53,9 +53,14 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     def weight_bytes(self) -> int:
         return self.layer_bytes + self.expert_bytes + self.head_bytes
 
+    def experts_read(self, num_tokens: int) -> float:
+        """Expected share of the experts that a step of `num_tokens` reads, if each token chooses its own at random; 0
+        for a model without experts."""
+        return 1 - (1 - self.expert_share) ** num_tokens if self.expert_bytes else 0.0
+
     def bytes_of(self, num_tokens: int) -> float:
-        """Expected bytes of weights that a step of `num_tokens` reads, if each token chooses its experts at random."""
-        return self.layer_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** num_tokens)
+        """Expected bytes of weights that a step of `num_tokens` reads, with the experts that these choose."""
+        return self.layer_bytes + self.expert_bytes * self.experts_read(num_tokens)
 
 
 class Bound(StrEnum):

@@ -1,6 +1,6 @@
 """Predicts a step's duration from its work: one cost model per phase, and one for draft passes; torch-free."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import add
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ step itself, requests, pairs of a token and one that it attends to, and tokens w
 
 _TRUSTED_PREFILL: Work = (32, 1, 1 << 30, 1 << 15, 8)
 _TRUSTED_DRAFTING: Work = (1, 1 << 30, 1 << 40)  # passes, tokens, and the tokens that these attend to
-_TRUSTED_DECODE: Work = (*_TRUSTED_DRAFTING, 1 << 30)  # a decode step must run: mistrust would gain nothing
+_TRUSTED_DECODE: Work = (*_TRUSTED_DRAFTING, 1 << 30, 1)  # a decode step must run: mistrust would gain nothing
 
 
 class TokenPrice(NamedTuple):
@@ -23,7 +23,8 @@ class TokenPrice(NamedTuple):
     step_s: float
     """Seconds of a decode step with one token of each request."""
     token_s: float
-    """Seconds of one more token in that step."""
+    """Seconds of the next token in that step. Where there are experts, each further one takes at most as long: more of
+    those that it chooses are read already."""
     draft_s: float = 0.0
     """Seconds that a request's draft adds however long it is, where the model has recurrent states: after the step,
     these advance by the accepted tokens."""
@@ -37,25 +38,29 @@ class TokenPrice(NamedTuple):
 class StepCosts:
     """Step durations, which the engine reports and the scheduler asks for. It has no clock of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts_read: Callable[[int], float] = lambda num_tokens: 0.0) -> None:
+        """`experts_read` returns the expected share of the model's experts that a step of so many tokens reads."""
+        self._experts_read = experts_read
         self._models = {Phase.PREFILL: CostModel(_TRUSTED_PREFILL), Phase.DECODE: CostModel(_TRUSTED_DECODE)}
         self._drafting = CostModel(_TRUSTED_DRAFTING)
 
     def predict(self, batch: Batch) -> float | None:
         """Returns the expected seconds of the batch's step; None before the first step of its phase."""
-        return self._models[batch.phase].predict(_work_of(batch))
+        return self._models[batch.phase].predict(self._work_of(batch))
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learns that the batch's step took `seconds`."""
-        self._models[batch.phase].observe(_work_of(batch), seconds)
+        self._models[batch.phase].observe(self._work_of(batch), seconds)
 
     def decode_bound(self, requests: Sequence[Request]) -> float:
         """Returns seconds that a decode step of these requests rarely exceeds; 0 before the first decode step."""
-        return self._models[Phase.DECODE].bound(_decode_work(requests))
+        return self._models[Phase.DECODE].bound(self._decode_work(requests))
 
     def decode_price(self, requests: Sequence[Request]) -> TokenPrice:
-        model = self._models[Phase.DECODE]
-        return TokenPrice(model.predict(_decode_work(requests)) or 0.0, model.coefficients[1], model.coefficients[3])
+        model, num_tokens = self._models[Phase.DECODE], len(requests)
+        _, token_s, _, draft_s, experts_s = model.coefficients
+        token_s += experts_s * (self._experts_read(num_tokens + 1) - self._experts_read(num_tokens))
+        return TokenPrice(model.predict(self._decode_work(requests)) or 0.0, token_s, draft_s)
 
     def observe_drafting(self, batch: Batch, seconds: float) -> None:
         """Learns that the draft model took `seconds` for all the batch's draft tokens, at one per request and pass, and
@@ -74,7 +79,7 @@ class StepCosts:
 
     def drafting_price(self, requests: Sequence[Request]) -> float:
         """Returns the predicted seconds of one draft pass for these requests; 0 if unknown."""
-        return self._drafting.predict(_decode_work(requests)[:3]) or 0.0
+        return self._drafting.predict(self._decode_work(requests)[:3]) or 0.0
 
     def prefill_price(self, start: int, num_tokens: int) -> float | None:
         """Returns the expected seconds of a prefill step that computes a request's positions [start, start +
@@ -92,26 +97,27 @@ class StepCosts:
         lately."""
         return self._models[Phase.PREFILL].bound(work)
 
+    def _decode_work(self, requests: Sequence[Request]) -> Work:
+        """Returns the work of a decode step with one token of each request, whose context is all its tokens so far: the
+        step itself, tokens, those that they attend to, how often the states of a request are read and written, and the
+        share of the experts that are read."""
+        contexts = sum(request.num_tokens for request in requests)
+        num_passes = sum(request.state_slot is not None for request in requests)
+        return (1, len(requests), contexts, num_passes, self._experts_read(len(requests)))
+
+    def _work_of(self, batch: Batch) -> Work:
+        if batch.phase is Phase.DECODE:
+            with_states = [request for request in batch.requests if request.state_slot is not None]
+            num_passes = len(with_states) + sum(request.num_drafts > 0 for request in with_states)
+            contexts = sum(request.end for request in batch.requests)
+            return (1, batch.num_tokens, contexts, num_passes, self._experts_read(batch.num_tokens))
+        work = NO_PREFILL
+        for request in batch.requests:
+            work = with_chunk(work, request.start, len(request.token_ids), request.scores_prompt)
+        return work
+
 
 def with_chunk(work: Work, start: int, num_tokens: int, is_scored: bool) -> Work:
     """The work of a prefill step that also computes one request's positions [start, start + num_tokens)."""
     pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
     return tuple(map(add, work, (num_tokens, 0, 1, pairs, num_tokens if is_scored else 0)))
-
-
-def _decode_work(requests: Sequence[Request]) -> Work:
-    """Returns the work of a decode step with one token of each request, whose context is all its tokens so far: the
-    step itself, tokens, those that they attend to, and how often the states of a request are read and written."""
-    num_passes = sum(request.state_slot is not None for request in requests)
-    return (1, len(requests), sum(request.num_tokens for request in requests), num_passes)
-
-
-def _work_of(batch: Batch) -> Work:
-    if batch.phase is Phase.DECODE:
-        with_states = [request for request in batch.requests if request.state_slot is not None]
-        num_passes = len(with_states) + sum(request.num_drafts > 0 for request in with_states)
-        return (1, batch.num_tokens, sum(request.end for request in batch.requests), num_passes)
-    work = NO_PREFILL
-    for request in batch.requests:
-        work = with_chunk(work, request.start, len(request.token_ids), request.scores_prompt)
-    return work

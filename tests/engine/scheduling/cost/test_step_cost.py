@@ -3,6 +3,7 @@
 import pytest
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.machine import ModelSize
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.cost.step_cost import NO_PREFILL, StepCosts, with_chunk
@@ -110,6 +111,22 @@ def test_states_that_a_draft_has_advance_once_more_take_time() -> None:
     price = costs.decode_price(requests)
     assert price == pytest.approx((0.025, 0.0005, 0.002), rel=0.05)
     assert price.seconds([0, 4]) == pytest.approx(0.029, rel=0.05)
+
+
+def test_more_tokens_choose_fewer_further_experts_each() -> None:
+    def experts_read(num_tokens: int) -> float:
+        return 1 - 0.875**num_tokens
+
+    costs = StepCosts(experts_read)
+    for rows in [1, 2, 3, 5, 8, 12, 16] * 40:
+        costs.observe(decode(rows, 10), 0.004 + 0.0001 * rows + 0.040 * experts_read(rows))
+    for rows in (1, 4, 16):
+        expected = 0.004 + 0.0001 * rows + 0.040 * experts_read(rows)
+        assert costs.predict(decode(rows, 10)) == pytest.approx(expected, rel=0.01)
+        price = costs.decode_price(decoding(rows, 10))
+        assert price == pytest.approx((expected, 0.0001 + 0.040 * 0.125 * 0.875**rows, 0.0), rel=0.05)
+    size = ModelSize(layer_bytes=1, layer_flops=1, head_bytes=1, head_flops=1, attention=())
+    assert size.experts_read(100) == 0.0, "a model without experts"
 
 
 def test_passes_without_a_draft_token_are_not_observed() -> None:
