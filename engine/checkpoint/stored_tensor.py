@@ -238,6 +238,18 @@ def _embedding(weight: Any, numbers: Tensor, *_: Any, **__: Any) -> Any:
     return out.view(*numbers.shape, weight.shape[-1])
 
 
+def _grouped_mm(rows: Any, weights: Any, ends: Tensor | None = None, *rest: Any, **options: Any) -> Any:
+    """Multiplies groups of rows, each by the weight of its expert, and expands the weights of groups with rows only."""
+    if not isinstance(weights, StoredTensor) or weights.dim() != 3 or ends is None or isinstance(rows, StoredTensor):
+        return NotImplemented
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    chosen = (ends > starts).nonzero().flatten()
+    if not len(chosen):
+        return NotImplemented
+    some = torch.stack([_select(weights, 0, index).expanded() for index in chosen.tolist()])
+    return _aten._grouped_mm(rows, some, ends[chosen], *rest, **options)
+
+
 def _new_zeros(tensor: StoredTensor, size: Sequence[int], **options: Any) -> Tensor:
     options["dtype"] = options.get("dtype") or tensor.dtype
     return torch.zeros(size, **options)
@@ -256,6 +268,7 @@ _STRUCTURAL: dict[Any, Callable[..., Any]] = {
     _aten.stack: _stack,
     _aten.cat: _cat,
     _aten.embedding: _embedding,
+    _aten._grouped_mm: _grouped_mm,
     _aten.new_zeros: _new_zeros,
 }
 """Operator -> the form of it that leaves numbers as they are stored; NotImplemented where it would not."""

@@ -49,7 +49,7 @@ from engine.model.finite_weights import check_finite
 from engine.model.kv_cache_dtype import choose_kv_dtype
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
-from engine.model.probe import layer_shape, probe_layers, probe_states
+from engine.model.probe import layer_shape, probe
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
 from engine.model.tensor_parallel import check_heads, check_same_weights, cut_modules, leave_weights_stored
@@ -172,7 +172,7 @@ def _checked_layers(
     """Returns the attention calls and the shapes of the states of all layers. Raises UnsupportedModelError unless the
     model can run paged."""
     route_recurrent_functions(module)
-    calls, states = probe_layers(module, text_config, device), probe_states(module, device)
+    calls, states = probe(module, text_config, device)
     _check_states(config, states, device)
     check_heads(config.model, calls, group)
     if group.is_first:  # it holds for all

@@ -27,7 +27,7 @@ from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.host.available_memory import is_memory_shortage
 from engine.model.filled_parameters import fill_parameters
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
-from engine.model.probe import layer_shape, probe_layers, probe_states
+from engine.model.probe import layer_shape, probe
 from engine.model.step_work import size_of
 from engine.model.text_part import TEXT_PART_NAMES
 from engine.runner.forward import HeadInput
@@ -138,8 +138,8 @@ def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: M
     join = MtpInput(norm, model.hidden_size, model.dtype, layout.is_hidden_first).to(model.device)
     fill_parameters(join, {n.removeprefix(_JOIN): tensor for n, tensor in tensors.items() if n.startswith(_JOIN)})
     text_config = module.config.get_text_config(decoder=True)
-    calls = probe_layers(module, text_config, model.device)
-    if probe_states(module, model.device):
+    calls, states = probe(module, text_config, model.device)
+    if states:
         raise ModelError("Its layer has a recurrent state.")
     replace_parts(module, calls, model.device, model.has_kernels)
     reports = [prepare_linears(part, model.has_kernels, config.quantization) for part in (module, join)]

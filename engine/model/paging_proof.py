@@ -24,7 +24,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.host.available_memory import is_memory_shortage
 from engine.mixers.state import StateCache
 from engine.model.first_layers import keep_layers, num_distinct_layers
-from engine.model.probe import layer_shape, probe_layers, probe_states
+from engine.model.probe import layer_shape, probe
 from engine.runner.forward import TransformersForward
 from engine.runner.model_inputs import build_inputs
 
@@ -102,10 +102,10 @@ def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Seque
     """Returns each sequence's logits [T, vocab], computed step by step over a paged cache."""
     num_blocks = [-(-len(token_ids) // BLOCK_SIZE) for token_ids in sequences]
     tables = [tuple(range(num_blocks[0])), tuple(reversed(range(num_blocks[0], sum(num_blocks))))]
-    calls = probe_layers(module, module.config.get_text_config(decoder=True), torch.device("cpu"))
+    calls, shapes = probe(module, module.config.get_text_config(decoder=True), torch.device("cpu"))
     layers = [layer_shape(call) for call in calls]
     cache = KVCache(layers, sum(num_blocks), BLOCK_SIZE, torch.float32, torch.device("cpu"))
-    states = StateCache(probe_states(module, torch.device("cpu")), len(sequences), torch.device("cpu"))
+    states = StateCache(shapes, len(sequences), torch.device("cpu"))
     forward = TransformersForward(module, cache, approximate, states)
     logits: list[list[Tensor]] = [[], []]
     starts = [0, 0]

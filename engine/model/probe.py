@@ -1,6 +1,7 @@
 """A tiny forward pass that records the attention calls and states of all layers, and refuses what cannot run paged."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,25 +38,33 @@ class _Recorder:
         return mixer.advance(states, self._metadata)
 
 
-def probe_layers(
-    module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
-) -> tuple[AttentionCall, ...]:
-    """Runs the model once; returns the attention call of each layer that has attention.
+class ProbedLayers(NamedTuple):
+    """What a forward pass showed."""
+
+    calls: tuple[AttentionCall, ...]
+    """The attention call of each layer that has attention."""
+    states: tuple[StateShape, ...]
+    """The shape of each state, in the order in which its mixers run."""
+
+
+def probe(module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device) -> ProbedLayers:
+    """Runs the model once, which reads all weights of one that is not packed yet.
 
     Raises UnsupportedModelError, with the model's name and the reason; a lack of memory is raised as it is.
     """
-    recorder = _probe(module, device)
+    recorder = _record(module, device)
     _check_layers(type(module).__name__, text_config, recorder)
-    return tuple(recorder.calls[layer] for layer in sorted(recorder.calls))
+    return ProbedLayers(tuple(recorder.calls[layer] for layer in sorted(recorder.calls)), tuple(recorder.states))
 
 
-def probe_states(module: PreTrainedModel, device: torch.device) -> tuple[StateShape, ...]:
-    """Runs the model once; returns the shape of each state, in the order in which its mixers run. Raises like
-    `probe_layers`."""
-    return tuple(_probe(module, device).states)
+def probe_layers(
+    module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
+) -> tuple[AttentionCall, ...]:
+    """Runs the model once; returns the attention call of each layer that has attention. Raises as `probe` does."""
+    return probe(module, text_config, device).calls
 
 
-def _probe(module: PreTrainedModel, device: torch.device) -> _Recorder:
+def _record(module: PreTrainedModel, device: torch.device) -> _Recorder:
     name = type(module).__name__
     recorder = _Recorder(device)
     token_ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.long, device=device)

@@ -219,6 +219,19 @@ def test_an_embedding_without_kernels_is_dense(is_kept: bool) -> None:
     assert torch.equal(model.embedding(torch.arange(90)), weight.expanded())
 
 
+def test_weights_of_experts_without_rows_are_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, rows = weight_of(Type.Q8_0, 4, 64, 256), torch.randn(5, 256)
+    expected = [rows[:3] @ weights.expanded()[1].T, rows[3:] @ weights.expanded()[3].T]
+    expand, found = StoredTensor.expanded, list[tuple[int, ...]]()
+    monkeypatch.setattr(StoredTensor, "expanded", lambda self: (found.append(tuple(self.shape)), expand(self))[1])
+    ends = torch.tensor([0, 3, 3, 5], dtype=torch.int32)
+    product = torch.nn.functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+    torch.testing.assert_close(product, torch.cat(expected))
+    assert found == [(256, 64), (256, 64)]
+    no_rows = torch.nn.functional.grouped_mm(rows[:0], weights.transpose(1, 2), offs=ends * 0)
+    assert no_rows.shape == (0, 64)
+
+
 def test_rows_of_a_stored_embedding_are_expanded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weight_of(Type.Q4_K, 90, 256)
     expected = weight.expanded()
