@@ -21,9 +21,17 @@ _NUMBERS_AT_ONCE = 1 << 15
 """Numbers that a thread expands at once: what lies between the stored and the dense ones stays in its caches, and torch
 does not spread the work over threads itself, which on a busy machine wait for one another."""
 
+_NUMBERS_OF_ALL_THREADS = 1 << 22
+"""Numbers that a codec with threads of its own expands at once."""
+
 
 class Codec(Protocol):
     """How rows are stored. Codecs are compared: rows of equal ones can be joined."""
+
+    @property
+    def is_threaded(self) -> bool:
+        """Whether `decode` spreads its work over threads itself."""
+        ...
 
     def decode(self, *parts: Tensor) -> Tensor:
         """Returns the numbers [R, K], in float32 or as they are stored; each of the parts has R rows."""
@@ -45,13 +53,14 @@ class StoredRows:
 
     def decode_into(self, out: Tensor) -> None:
         """Writes the numbers into out [R, K], which may round them."""
-        step = max(1, _NUMBERS_AT_ONCE // out.shape[1])
+        is_threaded = self.codec.is_threaded
+        step = max(1, (_NUMBERS_OF_ALL_THREADS if is_threaded else _NUMBERS_AT_ONCE) // out.shape[1])
 
         def decode(start: int) -> None:
             rows = slice(start, start + step)
             out[rows] = self.codec.decode(*(part[rows] for part in self.parts))
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        with ThreadPoolExecutor(1 if is_threaded else torch.get_num_threads()) as pool:
             for _ in pool.map(decode, range(0, len(self), step)):
                 pass
 
@@ -276,6 +285,8 @@ _STRUCTURAL: dict[Any, Callable[..., Any]] = {
 
 class _Plain:
     """The codec of rows that are stored as they are."""
+
+    is_threaded = False
 
     def decode(self, *parts: Tensor) -> Tensor:
         return parts[0]

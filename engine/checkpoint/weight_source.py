@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.checkpoint.gguf.blocks import Expander
 from engine.checkpoint.gguf.header import read_gguf
 from engine.checkpoint.gguf.weights import gguf_weights
 from engine.checkpoint.hub import optional_file, snapshot
@@ -23,11 +24,13 @@ _OF_HEADS = re.compile(r"\.eh_proj\.|(?:^|\.)mtp\.fc\.|\.mtp_layers\.0\.input_pr
 _WITHIN_BFLOAT16 = ("mxfp4",)
 
 
-def stored_weights(model: str, revision: str | None, dtype: torch.dtype) -> dict[str, Tensor] | None:
+def stored_weights(
+    model: str, revision: str | None, dtype: torch.dtype, expander: Expander | None = None
+) -> dict[str, Tensor] | None:
     """Returns the weights of a checkpoint, to be read in `dtype` one by one; None if its files have plain numbers,
-    which transformers reads. Raises ModelError."""
+    which transformers reads. `expander` reads the blocks of GGUF, in the place of torch. Raises ModelError."""
     if is_gguf(model):
-        return gguf_weights(read_gguf(Path(model)), dtype)
+        return gguf_weights(read_gguf(Path(model)), dtype, expander)
     scheme = _scheme_of(model, revision)
     if scheme is None:
         return None

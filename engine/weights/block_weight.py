@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoint.gguf.block_types import BLOCK_TYPES
+from engine.checkpoint.gguf.block_types import NUMBER_OF
 from engine.checkpoint.gguf.blocks import BlockCodec
 from engine.checkpoint.published.codecs import NvFp4
 from engine.checkpoint.stored_tensor import StoredRows, StoredTensor
@@ -16,7 +16,6 @@ from engine.weights.packed_weight import KernelWeight, WeightHandle
 
 __all__ = ["BlockEmbedding", "BlockWeight", "keep_blocks"]
 
-_NUMBERS = {kind: number for number, kind in BLOCK_TYPES.items()}
 _NVFP4 = 256
 """Its number in the kernels; those of GGUF are smaller."""
 
@@ -53,7 +52,7 @@ def _blocks_of(piece: StoredRows) -> tuple[int, Tensor] | None:
     if isinstance(piece.codec, NvFp4):
         return _NVFP4, piece.codec.blocks(*piece.parts)
     if isinstance(piece.codec, BlockCodec) and not piece.codec.is_dense:
-        return _NUMBERS[piece.codec.kind], piece.parts[0]
+        return NUMBER_OF[piece.codec.kind], piece.parts[0]
     return None
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["BLOCK_TYPES", "OTHER_TYPES", "BlockType"]
+__all__ = ["BLOCK_TYPES", "NUMBER_OF", "OTHER_TYPES", "BlockType"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ BLOCK_TYPES = {
     39: BlockType("MXFP4", 32, 17),
 }
 """Number in the file -> type, of those that can be served."""
+
+NUMBER_OF = {kind: number for number, kind in BLOCK_TYPES.items()}
 
 OTHER_TYPES = {
     **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S"},

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.gguf.architectures import Place, places_of
-from engine.checkpoint.gguf.blocks import BlockCodec
+from engine.checkpoint.gguf.blocks import BlockCodec, Expander
 from engine.checkpoint.gguf.header import GgufFile, TensorInfo
 from engine.checkpoint.stored_tensor import Codec, StoredRows, StoredTensor
 from engine.core.errors import ModelError
@@ -16,11 +16,23 @@ from engine.core.errors import ModelError
 __all__ = ["gguf_weights"]
 
 
-def gguf_weights(file: GgufFile, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns parameter -> weight, whose numbers are read in `dtype`. Vectors are dense. The files are mapped as long
-    as there is any of the others. Raises ModelError."""
-    files = {path: _mapped(path) for path in {tensor.path for tensor in file.tensors.values()}}
-    return {place.name: _weight(file, place, files, dtype) for place in places_of(file)}
+def gguf_weights(file: GgufFile, dtype: torch.dtype, expander: Expander | None) -> dict[str, Tensor]:
+    """Returns parameter -> weight, whose numbers are read in `dtype`, those of blocks by `expander` if there is one.
+    Vectors are dense. The files are mapped as long as there is any of the others. Raises ModelError."""
+    mapped = {path: _mapped(path) for path in {tensor.path for tensor in file.tensors.values()}}
+    source = _Source(file, mapped, dtype, expander)
+    return {place.name: _weight(source, place) for place in places_of(file)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where weights are read from, and how."""
+
+    file: GgufFile
+    mapped: Mapping[Path, Tensor]
+    """The bytes of each of its files."""
+    dtype: torch.dtype
+    expander: Expander | None
 
 
 def _mapped(path: Path) -> Tensor:
@@ -34,22 +46,23 @@ def _bytes_of(tensor: TensorInfo, file: Tensor) -> Tensor:
     return rows.clone() if tensor.offset % 4 and tensor.kind.num_numbers == 1 else rows
 
 
-def _weight(file: GgufFile, place: Place, files: Mapping[Path, Tensor], dtype: torch.dtype) -> Tensor:
-    tensors = [_stored(file, place, name, files, dtype) for name in place.sources]
+def _weight(source: _Source, place: Place) -> Tensor:
+    tensors = [_stored(source, place, name) for name in place.sources]
     if len(tensors) > 1 and len({tensor.shape for tensor in tensors}) > 1:
-        raise ModelError(f"{file.path}: the tensors {' and '.join(place.sources)} differ in shape.")
+        raise ModelError(f"{source.file.path}: the tensors {' and '.join(place.sources)} differ in shape.")
     whole: Tensor = torch.cat(tensors, dim=1) if len(tensors) > 1 else tensors[0]
     return whole
 
 
-def _stored(file: GgufFile, place: Place, name: str, files: Mapping[Path, Tensor], dtype: torch.dtype) -> Tensor:
+def _stored(source: _Source, place: Place, name: str) -> Tensor:
+    file, dtype = source.file, source.dtype
     if name not in file.tensors:
         raise ModelError(f"{file.path} is incomplete: it has no tensor {name}.")
     tensor = file.tensors[name]
-    codec: Codec = BlockCodec(tensor.kind)
+    codec: Codec = BlockCodec(tensor.kind, source.expander)
     if place.offset:
         codec = _WithOffset(codec, place.offset)
-    rows = StoredRows(codec, (_bytes_of(tensor, files[tensor.path]),))
+    rows = StoredRows(codec, (_bytes_of(tensor, source.mapped[tensor.path]),))
     shape = (1, *tensor.shape) if place.is_column and len(tensor.shape) == 1 else tensor.shape
     if place.num_rotated_heads and len(shape) == 1:
         vector = codec.decode(*rows.parts).flatten()
@@ -75,6 +88,10 @@ class _WithOffset:
 
     codec: Codec
     offset: float
+
+    @property
+    def is_threaded(self) -> bool:
+        return self.codec.is_threaded
 
     def decode(self, *parts: Tensor) -> Tensor:
         return self.codec.decode(*parts) + self.offset

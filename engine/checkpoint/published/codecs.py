@@ -1,6 +1,7 @@
 """How the published precisions store rows of a weight, each decoded to float32 by the formula that defines it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ class Scaled:
     """Numbers of 8 bits, floating point or integers, times a scale for each group of columns."""
 
     group_size: int
+
+    is_threaded: ClassVar[bool] = False
 
     def decode(self, *parts: Tensor) -> Tensor:
         """Decodes numbers [R, K], scales [R, G] and, for integers, perhaps zeros [R, G]."""
@@ -38,6 +41,8 @@ class PackedIntegers:
     columns: int
     groups: Tensor | None = None  # [K]
 
+    is_threaded: ClassVar[bool] = False
+
     def decode(self, *parts: Tensor) -> Tensor:
         """Decodes words [R, K * bits / 32], scales [R, G] and zeros [R, G]."""
         words, scales, zeros = parts
@@ -54,6 +59,8 @@ class PackedIntegers:
 class MxFp4:
     """Numbers of 4 bits (e2m1), two in a byte, the first in its lower half, times a power of two for each 32."""
 
+    is_threaded: ClassVar[bool] = False
+
     def decode(self, *parts: Tensor) -> Tensor:
         """Decodes bytes [R, G, 16] and exponents [R, G], which are 127 more than those of the powers."""
         packed, exponents = parts
@@ -66,6 +73,8 @@ class MxFp4:
 class NvFp4:
     """Numbers of 4 bits (e2m1), two in a byte, the first in its lower half, times a scale of 8 bits (e4m3) for each 16,
     which a factor of the row multiplies first."""
+
+    is_threaded: ClassVar[bool] = False
 
     def decode(self, *parts: Tensor) -> Tensor:
         """Decodes bytes [R, K / 2], scales [R, K / 16] and factors [R, 1]."""
@@ -86,6 +95,8 @@ class LookedUp:
 
     levels: tuple[float, ...]
     group_size: int
+
+    is_threaded: ClassVar[bool] = False
 
     def decode(self, *parts: Tensor) -> Tensor:
         """Decodes bytes [R, K / 2] and scales [R, K / group_size]."""

@@ -139,22 +139,49 @@ std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kin
   return packed;
 }
 
-// Writes the numbers [K] of a row of the weight, which is a column of its panel.
-void expand_row(const Header& header, int64_t row, float* to) {
+// Writes the numbers [count, K] of some columns of a panel.
+void expand_columns(const Reader& reader, const uint8_t* panel, int64_t first, int64_t count, int64_t k, float* to) {
   static thread_local Group group;
-  const int64_t panel = row / kColumns, column = row % kColumns;
-  const Reader reader = reader_of(header.panels[panel].kind);
-  group.factors = header.start_of(panel);
-  const uint8_t* block = group.factors + reader.factor_bytes;
-  for (int64_t k = 0; k < header.k; block += reader.block_bytes) {
-    for (int64_t g = 0; g < reader.groups; ++g) {
+  group.factors = panel;
+  const uint8_t* block = panel + reader.factor_bytes;
+  for (int64_t start = 0; start < k; block += reader.block_bytes) {
+    for (int64_t g = 0; g < reader.groups; ++g, start += reader.group) {
       reader.expand(block, g, group);
-      for (int64_t i = 0; i < reader.group; ++i, ++k) {
-        const auto code = int8_t(group.codes[i * kColumns + column]);
-        to[k] = float(code) * group.scales[column] + group.offsets[column];
+      for (int64_t column = first; column < first + count; ++column) {
+        float* row = to + (column - first) * k + start;
+        for (int64_t i = 0; i < reader.group; ++i) {
+          const auto code = int8_t(group.codes[i * kColumns + column]);
+          row[i] = float(code) * group.scales[column] + group.offsets[column];
+        }
       }
     }
   }
+}
+
+// Writes the numbers [K] of a row of the weight, which is a column of its panel.
+void expand_row(const Header& header, int64_t row, float* to) {
+  const int64_t panel = row / kColumns;
+  const Reader reader = reader_of(header.panels[panel].kind);
+  expand_columns(reader, header.start_of(panel), row % kColumns, 1, header.k, to);
+}
+
+// Stored rows [N, bytes] of one kind -> their numbers [N, K] float32, those of a panel after the other.
+at::Tensor expand_blocks(const at::Tensor& stored, int64_t kind) {
+  const int64_t k = numbers_of(kind, stored.size(-1));
+  const std::vector<StoredRow> rows = rows_of({stored}, {kind}, k);
+  const int64_t n = rows.size();
+  at::Tensor out = at::empty({n, k}, stored.options().dtype(at::kFloat));
+  auto* to = out.mutable_data_ptr<float>();
+  with_kind(kind, [&]<class Kind>() {
+    const int64_t num_blocks = k / Kind::kNumbers;
+    run_tasks(divide_up(n, kColumns), false, [&](int64_t i) {
+      const int64_t first = i * kColumns, count = std::min<int64_t>(kColumns, n - first);
+      std::vector<uint8_t> panel(Sizes<Kind>::kFactors + num_blocks * Sizes<Kind>::kBlock);
+      pack_panel<Kind>(&rows[first], count, num_blocks, panel.data());
+      expand_columns(Reader::of<Kind>(), panel.data(), 0, count, k, to + first * k);
+    });
+  });
+  return out;
 }
 
 }  // namespace
@@ -177,10 +204,12 @@ at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers) 
 
 TORCH_LIBRARY_FRAGMENT(twostep, m) {
   m.def("pack_blocks(Tensor[] rows, int[] kinds) -> Tensor?");
+  m.def("expand_blocks(Tensor rows, int kind) -> Tensor");
   m.def("take_block_rows(Tensor packed, Tensor numbers) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(twostep, CPU, m) {
   m.impl("pack_blocks", twostep::pack_blocks);
+  m.impl("expand_blocks", twostep::expand_blocks);
   m.impl("take_block_rows", twostep::take_block_rows);
 }

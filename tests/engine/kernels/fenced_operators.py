@@ -144,6 +144,7 @@ def _blocks() -> Iterator[Case]:
             num_bytes = num_blocks * kind.num_bytes + (4 if kind.name == "NVFP4" else 0)
             rows = torch.randint(60, (n, num_bytes), dtype=torch.uint8)
             yield f"pack_blocks {name}", lambda rows, kind: ops.pack_blocks([rows], [kind]), (rows, number)
+            yield f"expand_blocks {name}", ops.expand_blocks, (rows, number)
             packed = ops.pack_blocks([rows], [number])
             yield f"take_block_rows {name}", ops.take_block_rows, (packed, torch.tensor([0, n - 1, 7]))
             for count in ROWS:

@@ -1,6 +1,7 @@
 """Weights in the blocks of GGUF files and in NVFP4: exactly the products, and the rows, of their numbers in float32."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -73,6 +74,18 @@ def assert_exact(weight: StoredTensor, rows: Sequence[int] = ROWS) -> None:
     for count in rows:
         assert torch.equal(blocks.multiply(x[:count], bias), plain.multiply(x[:count], bias)), count
     assert torch.equal(blocks.rows(torch.arange(weight.shape[0])), numbers)
+    assert torch.equal(by_kernels(weight).expanded(), numbers)
+
+
+def by_kernels(weight: StoredTensor) -> StoredTensor:
+    """Returns the weight with blocks of GGUF that the kernels expand."""
+    pieces = [
+        replace(piece, codec=replace(piece.codec, expander=torch.ops.twostep.expand_blocks))
+        if isinstance(piece.codec, BlockCodec)
+        else piece
+        for piece in weight.pieces
+    ]
+    return StoredTensor(pieces, weight.rows_shape, weight.dtype, weight.is_transposed)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
@@ -92,6 +105,7 @@ def test_every_number_comes_back_with_its_sign(kind: Type) -> None:
     weight = StoredTensor([StoredRows(BlockCodec(kind_of), (raw,))], shape, torch.float32)
     numbers, rows = weight.expanded(), packed(weight).rows(torch.arange(70))
     assert torch.equal(rows[:40].view(torch.int32), numbers[:40].view(torch.int32))
+    assert torch.equal(by_kernels(weight).expanded().view(torch.int32), rows.view(torch.int32))
     assert torch.equal(rows.nan_to_num(7.0), numbers.nan_to_num(7.0))
     assert numbers[:40].isfinite().all()
 
@@ -170,6 +184,8 @@ def test_other_rows_are_refused() -> None:
         blocks.rows(torch.tensor([8]))
     with pytest.raises(RuntimeError, match="whole blocks"):
         torch.ops.twostep.pack_blocks([torch.zeros(2, 33, dtype=torch.uint8)], [8])
+    with pytest.raises(RuntimeError, match="whole blocks"):
+        torch.ops.twostep.expand_blocks(torch.zeros(2, 34, dtype=torch.uint8), 5)
     with pytest.raises(RuntimeError, match="not packed in blocks"):
         torch.ops.twostep.take_block_rows(torch.zeros(640, dtype=torch.uint8), torch.tensor([0]))
 
