@@ -32,7 +32,7 @@ def app(settings: ClusterSettings) -> serve.Application:
         health_check_timeout_s=60.0,
         ray_actor_options={"num_cpus": 0},
     )
-    return gateways.bind(replicas, settings.max_body_bytes, prefills, prefill_key)
+    return gateways.bind(replicas, settings.max_body_bytes, settings.replica_wait_s, prefills, prefill_key)
 
 
 def _replicas(settings: ClusterSettings, name: str, role: Role, minimum: int, maximum: int) -> Any:

@@ -1,5 +1,6 @@
 """The application's front: speaks HTTP, has the request router choose replicas, and sees streams through."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -22,17 +23,16 @@ from server.routing.continuation import (
     PATHS,
     Events,
     ForeignReplicaError,
-    ReplicaLostError,
     StreamContinuation,
     error_event,
 )
 from server.routing.merged_metrics import merged_metrics
+from server.routing.moves import Moves, NoReplicaError, ReplicaLostError
 from server.routing.policy import RoutedPrompt
 from server.routing.prompt_digests import routed_prompt, routed_tokens
 from server.routing.typed_continuation import TYPED_PATHS, TypedContinuation
 
-MAX_MOVES = 5
-"""How often a request is sent elsewhere without a token in between: it may be what its replicas die of."""
+_OVERLOADED = frozenset({429, 503, 529})  # statuses of replicas that are full, or about to end
 _HOP_BY_HOP = frozenset({"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "te"})
 _RAYS = frozenset({"date", "server", "x-request-id"})  # headers that its proxy adds itself
 _LOST = "The replica that had this request is gone, and no other could take it over; try again."
@@ -57,15 +57,18 @@ class Gateway:
         self,
         replicas: DeploymentHandle,
         max_body_bytes: int,
+        wait_s: float,
         prefills: DeploymentHandle | None = None,
         prefill_key: str = "",
     ) -> None:
-        """`prefills` compute prompts for the replicas, which have `prefill_key`."""
+        """`wait_s` bounds how long a request waits for a replica. `prefills` compute prompts for the replicas, which
+        have `prefill_key`."""
         self._replicas = replicas
         self._streams = replicas.options(stream=True)
         self._prefills = prefills
         self._prefill_streams = None if prefills is None else prefills.options(stream=True)
         self._max_body_bytes = max_body_bytes
+        self._wait_s = wait_s
         self._prefill_credentials = f"Bearer {prefill_key}".encode()
 
     async def __call__(self, request: Request) -> Response:
@@ -98,11 +101,10 @@ class Gateway:
 
     async def _retried(self, call: Call, parsed: dict[str, Any]) -> Parts:
         """Yields the parts of a replica's answer; those of another replica if it dies before the body begins."""
-        excluded: list[str] = []
-        for _ in range(MAX_MOVES + 1):
-            has_begun = False
+        moves, has_begun = Moves(self._wait_s), False
+        while not has_begun and await moves.may_try():
             try:
-                async with aclosing(self._stream(call, parsed, excluded)) as parts:
+                async with aclosing(self._stream(call, parsed, moves)) as parts:
                     head = await anext(parts)
                     async for part in parts:
                         if not has_begun:
@@ -112,68 +114,67 @@ class Gateway:
                 if not has_begun:
                     yield head
                 return
-            except _GONE:
+            except ReplicaLostError as error:
+                moves.fail(error)
                 if has_begun and parsed.get("stream", call.route in LINE_PATHS) is True:
                     yield error_event(call.route, _LOST)
-                if has_begun:
-                    return
 
     async def _continued(self, call: Call, parsed: dict[str, Any], stream: Continuation) -> Parts:
         """Yields a head and the events of a stream, whichever replicas they come from."""
-        excluded, num_left, has_begun = list[str](), MAX_MOVES, False
-        while num_left >= 0:
-            num_left -= 1
+        moves, has_begun = Moves(self._wait_s), False
+        while await moves.may_try():
             try:
-                async with aclosing(self._attempt(call, parsed, stream, excluded)) as parts:
+                async with aclosing(self._attempt(call, parsed, stream, moves)) as parts:
                     head = await anext(parts)
                     async for part in parts:
                         if not has_begun:
                             yield head
-                        has_begun, num_left = True, MAX_MOVES
+                        has_begun = True
+                        moves.progress()
                         yield part
                 return
-            except (*_GONE, ReplicaLostError):
-                continue
+            except ReplicaLostError as error:
+                moves.fail(error)
             except ForeignReplicaError:
                 break
         if has_begun:
             yield error_event(call.route, _LOST)
 
-    async def _attempt(self, call: Call, parsed: dict[str, Any], stream: Continuation, excluded: list[str]) -> Parts:
+    async def _attempt(self, call: Call, parsed: dict[str, Any], stream: Continuation, moves: Moves) -> Parts:
         """Yields a replica's head, and what the client has not got yet of its stream; a refusal as it is. Raises
         ReplicaLostError if the stream breaks off, or begun ones are refused, as full replicas do."""
         body = json.dumps(stream.next_body()).encode()
-        events, head = Events(), None
+        events, is_refusal = Events(), False
         sent = Call(call.method, call.path, call.headers, body)
-        async with aclosing(self._stream(sent, parsed, excluded)) as parts:
+        async with aclosing(self._stream(sent, parsed, moves)) as parts:
             async for part in parts:
                 if isinstance(part, Head):
-                    head = part
-                    if head.status != 200 and stream.has_begun:
-                        excluded.append(head.replica)
-                        raise ReplicaLostError
-                    yield head
-                elif head is not None and head.status != 200:
+                    if (is_refusal := part.status != 200) and stream.has_begun:
+                        raise NoReplicaError if part.status in _OVERLOADED else ReplicaLostError
+                    yield part
+                elif is_refusal:
                     yield part
                 else:
                     for event in events.split(part):
                         if (new := stream.take(event)) is not None:
                             yield new + b"\n\n"
-        if head is None or (head.status == 200 and not stream.is_done):
+        if not (is_refusal or stream.is_done):
             raise ReplicaLostError
 
-    async def _stream(self, call: Call, parsed: dict[str, Any], excluded: list[str]) -> Parts:
-        """Yields what one replica answers. One that fails is added to `excluded`. Raises what is in `_GONE`."""
-        replica = ""
+    async def _stream(self, call: Call, parsed: dict[str, Any], moves: Moves) -> Parts:
+        """Yields what one replica answers: a head first. Raises NoReplicaError if none takes the request in time, and
+        ReplicaLostError if one dies of it."""
         streams, prompt = self._asked(call, parsed)
-        parts = streams.forward.remote(call, prompt=prompt, excluded=tuple(excluded[-8:]))
+        parts = streams.forward.remote(call, prompt=prompt, excluded=tuple(moves.excluded[-8:]))
+        lost: type[ReplicaLostError] = NoReplicaError
         try:
+            async with asyncio.timeout(moves.left_s):
+                moves.take(await anext(parts))
+            lost = ReplicaLostError
             async for part in parts:
-                replica = part.replica if isinstance(part, Head) else replica
                 yield part
-        except _GONE:
-            excluded.append(replica)
-            raise
+        except (*_GONE, TimeoutError) as error:
+            raise lost from error
         finally:
             parts.cancel()  # of no consequence once it has ended
 

@@ -60,11 +60,15 @@ class Replica:
             text=True,
         )
         url = self._wait_for_address()
+        self._is_wanted = True
+        threading.Thread(target=self._end_with_server, daemon=True).start()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(None, connect=10), limits=limits)
 
-    async def forward(self, call: Call, **_: Any) -> AsyncGenerator[Head | bytes, None]:
-        """Yields the head and then the bytes of the server's answer. Other arguments are for the request router."""
+    async def forward(self, call: Call, **_: Any) -> AsyncGenerator[str | Head | bytes, None]:
+        """Yields this replica's name at once, then the head and the bytes of the server's answer. Other arguments are
+        for the request router."""
+        yield self._name
         request = self._client.build_request(call.method, call.path, headers=list(call.headers), content=call.body)
         response = await self._client.send(request, stream=True)
         try:
@@ -80,19 +84,18 @@ class Replica:
         return Head(self._name, response.status_code, list(response.headers.items())), response.content
 
     async def check_health(self) -> None:
-        """Raises if the server's process is gone, or its engine given up: Ray then replaces the replica."""
-        if self._process.poll() is not None:
-            raise RuntimeError(f"the server ended with code {self._process.returncode}")
+        """Raises if the server gave its engine up: Ray then replaces the replica."""
         (await self._client.get("/health", timeout=10)).raise_for_status()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        return dict((await self._client.get("/load", timeout=10)).json()) if self._process.poll() is None else {}
+        return dict((await self._client.get("/load", timeout=10)).json())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         load = await self.record_routing_stats()
-        return {"waiting_tokens": load["waiting_tokens"], "sequences": load["server_load"]} if load else {}
+        return {"waiting_tokens": load["waiting_tokens"], "sequences": load["server_load"]}
 
     def __del__(self) -> None:
+        self._is_wanted = False
         if hasattr(self, "_process") and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
@@ -112,6 +115,14 @@ class Replica:
                 threading.Thread(target=self._pass_on_output, daemon=True).start()
                 return line.split()[1]
         raise RuntimeError(f"the server ended with code {self._process.wait()} before it was ready")
+
+    def _end_with_server(self) -> None:
+        """Ends the actor's process when the server's ends: Ray sends it no more requests then, and replaces it. To an
+        actor whose health checks fail it would go on sending them until the third has."""
+        code = self._process.wait()
+        if self._is_wanted:
+            print(f"the server ended with code {code}", flush=True)
+            os._exit(1)
 
     def _pass_on_output(self) -> None:
         assert self._process.stdout is not None

@@ -29,6 +29,9 @@ class ClusterSettings(BaseModel):
     sequences_per_replica: PositiveInt = Field(64, description="Sequences that one runs before another is added.")
     max_ongoing_requests: PositiveInt = Field(4096, description="Of one replica; the server refuses before by its own.")
     max_body_bytes: PositiveInt = Field(8 << 20, description="As the server's --max-body-bytes.")
+    replica_wait_s: PositiveFloat = Field(
+        120.0, description="Seconds that a request waits for a replica, and a stream whose replica died for another."
+    )
     report_s: PositiveFloat = Field(1.0, description="Seconds between two reports of a replica's load.")
     look_back_s: PositiveFloat = Field(30.0, description="Seconds of reports whose mean decides on scaling; over 10.")
     upscale_s: PositiveFloat = Field(10.0, description="Seconds that more replicas must be wanted for.")

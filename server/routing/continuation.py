@@ -8,16 +8,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from server.routing.moves import ReplicaLostError
+
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 """The APIs whose chunks say which tokens they have."""
 LINE_PATHS = frozenset({"/api/chat", "/api/generate"})
 """The APIs that stream lines of JSON, unless they are asked not to."""
 DONE = b"data: [DONE]"
 UNAVAILABLE = "server_is_overloaded"  # the code of a server that stops, or gives its engine up
-
-
-class ReplicaLostError(Exception):
-    """The replica died, or gave the request up: another one can take it over."""
 
 
 class ForeignReplicaError(Exception):

@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from server.routing.continuation import UNAVAILABLE, ForeignReplicaError, ReplicaLostError
+from server.routing.continuation import UNAVAILABLE, ForeignReplicaError
+from server.routing.moves import ReplicaLostError
 
 TYPED_PATHS = frozenset({"/v1/responses", "/v1/messages"})
 _POINT = b": {"

@@ -1,5 +1,4 @@
-"""The application on Ray Serve, without a Ray that runs: what gateway, request router and autoscaling decide.
-`python -m tests.soak.replicas` runs all of it."""
+"""The gateway of the application on Ray Serve, without a Ray that runs: `python -m tests.soak.replicas` runs it all."""
 
 import asyncio
 import json
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import ValidationError
 from starlette.requests import Request
 
@@ -24,31 +22,32 @@ with warnings.catch_warnings():
     from ray.serve.exceptions import DeploymentUnavailableError
 
     from deploy.ray import app
-    from deploy.ray.autoscaling import ByWaitingTokens
-    from deploy.ray.gateway import MAX_MOVES, Gateway
+    from deploy.ray.gateway import Gateway
     from deploy.ray.replica import Call, Head
-    from deploy.ray.request_router import PolicyRequestRouter
     from deploy.ray.roles import Role
     from deploy.ray.settings import ClusterSettings
 
 from server.auth.api_keys import digest_of, read_keys  # noqa: E402
-from server.routing.policies import new_policy  # noqa: E402
+from server.routing.moves import MAX_MOVES  # noqa: E402
 from server.routing.prompt_digests import prompt_of_tokens  # noqa: E402
-from server.routing.recording import RecordingPolicy, replay  # noqa: E402
 
 HEAD = {"id": "cmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp", "seed": 5}
-Replica = Callable[[Call], AsyncIterator[Head | bytes]]
+Replica = Callable[[Call], AsyncIterator[str | Head | bytes]]
+WAIT_S = 60.0
 
 
 class Parts:
     """What a handle returns of a replica's generator."""
 
-    def __init__(self, parts: AsyncIterator[Head | bytes]) -> None:
+    def __init__(self, parts: AsyncIterator[str | Head | bytes]) -> None:
         self._parts = parts
         self.is_cancelled = False
 
-    def __aiter__(self) -> AsyncIterator[Head | bytes]:
-        return self._parts
+    def __aiter__(self) -> "Parts":
+        return self
+
+    async def __anext__(self) -> str | Head | bytes:
+        return await anext(self._parts)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -92,7 +91,8 @@ def event(number: int, **fields: Any) -> bytes:
 def streaming(first: int, last: int, dies: bool = False, name: str = "a", status: int = 200) -> Replica:
     """A replica that sends the tokens [first, last), of which those below 5 are there, and then dies or ends."""
 
-    async def parts(call: Call) -> AsyncIterator[Head | bytes]:
+    async def parts(call: Call) -> AsyncIterator[str | Head | bytes]:
+        yield name
         yield Head(name, status, [("content-type", "text/event-stream"), ("date", "now")])
         if status != 200:
             yield b'{"error": {}}'
@@ -109,11 +109,12 @@ def streaming(first: int, last: int, dies: bool = False, name: str = "a", status
 def typed(first: int, last: int, dies: bool = False, name: str = "a") -> Replica:
     """The same with typed events."""
 
-    async def parts(call: Call) -> AsyncIterator[Head | bytes]:
+    async def parts(call: Call) -> AsyncIterator[str | Head | bytes]:
+        yield name
         yield Head(name, 200, [("content-type", "text/event-stream")])
         for number in range(first, last):
             yield b'event: x\ndata: {"type":"x","number":%d}\n\n' % number
-            yield b': {"seed":5,"token_ids":[%d]}\n\n' % number
+            yield b': {"seed":5,"token_ids":[%d],"cached":{}}\n\n' % number
         if dies:
             raise RayError
         yield b'event: message_stop\ndata: {"type":"message_stop","number":%d}\n\n' % last
@@ -121,12 +122,27 @@ def typed(first: int, last: int, dies: bool = False, name: str = "a") -> Replica
     return parts
 
 
-def dead(call: Call) -> AsyncIterator[Head | bytes]:
-    async def parts() -> AsyncIterator[Head | bytes]:
-        raise RayError
-        yield b""
+async def dying(call: Call) -> AsyncIterator[str | Head | bytes]:
+    """A replica that dies of the request."""
+    yield "dying"
+    raise RayError
 
-    return parts()
+
+async def gone(call: Call) -> AsyncIterator[str | Head | bytes]:
+    """A replica that died before the request came."""
+    raise RayError
+    yield b""
+
+
+async def silent(call: Call) -> AsyncIterator[str | Head | bytes]:
+    """What there is while no replica runs."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.routing.moves._PAUSES_S", (0.001,))
 
 
 def ask(
@@ -136,6 +152,7 @@ def ask(
     max_bytes: int = 10_000,
     prefills: Handle | None = None,
     prefill_key: str = "",
+    wait_s: float = WAIT_S,
 ) -> tuple[int, bytes]:
     """Returns status and body of the gateway's answer to a caller whose key is "key"."""
 
@@ -147,7 +164,7 @@ def ask(
 
         headers = [(b"authorization", b"Bearer key"), (b"host", b"x"), (b"content-length", b"1")]
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"a=b", "headers": headers}
-        response = await Gateway(handle, max_bytes, prefills, prefill_key)(Request(scope, receive))
+        response = await Gateway(handle, max_bytes, wait_s, prefills, prefill_key)(Request(scope, receive))
         if not hasattr(response, "body_iterator"):
             return response.status_code, bytes(response.body)
         assert "date" not in response.headers
@@ -176,15 +193,37 @@ class TestGateway:
         assert texts(data) == [f"<{number}>" for number in range(5)]
 
     def test_a_stream_that_no_replica_goes_on_with_ends_with_an_error(self) -> None:
-        handle = Handle(streaming(0, 2, dies=True), dead)
+        handle = Handle(streaming(0, 2, dies=True), dying)
         status, data = ask(handle, {"prompt": "x", "stream": True})
         assert status == 200 and b"server_is_overloaded" in data and data.endswith(b"data: [DONE]\n\n")
-        assert len(handle.calls) == 1 + MAX_MOVES + 1
+        assert len(handle.calls) == 1 + MAX_MOVES
 
     def test_full_replicas_do_not_end_a_stream_that_has_begun(self) -> None:
         handle = Handle(streaming(0, 2, dies=True), streaming(0, 0, status=429), streaming(0, 5))
         status, data = ask(handle, {"prompt": "x", "stream": True})
         assert status == 200 and texts(data) == [f"<{number}>" for number in range(5)]
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+    @pytest.mark.parametrize("unready", [gone, silent, streaming(0, 0, status=429), streaming(0, 0, status=503)])
+    def test_a_stream_waits_for_a_replica_and_not_for_ever(self, path: str, unready: Replica) -> None:
+        sending = typed if path == "/v1/messages" else streaming
+        if unready is not silent:
+            handle = Handle(sending(0, 2, dies=True), *[unready] * 3 * MAX_MOVES, sending(0, 5))
+            assert b"error" not in ask(handle, {"messages": [], "stream": True}, path)[1]
+        handle = Handle(sending(0, 2, dies=True), unready)
+        status, data = ask(handle, {"messages": [], "stream": True}, path, wait_s=0.1)
+        assert status == 200 and b"error" in data and all(parts.is_cancelled for parts in handle.parts)
+
+    @pytest.mark.parametrize("unready", [gone, silent])
+    def test_what_has_not_begun_waits_too(self, unready: Replica) -> None:
+        assert ask(Handle(unready), {"prompt": "x"}, wait_s=0.1)[0] == 503
+        if unready is gone:
+            assert ask(Handle(*[gone] * 3 * MAX_MOVES, streaming(0, 5)), {"prompt": "x"})[0] == 200
+
+    def test_a_replica_whose_name_is_all_that_came_is_excluded(self) -> None:
+        handle = Handle(dying, streaming(0, 5))
+        assert ask(handle, {"prompt": "x", "stream": True})[0] == 200
+        assert [asked["excluded"] for asked in handle.asked] == [(), ("dying",)]
 
     def test_a_refusal_is_the_clients(self) -> None:
         handle = Handle(streaming(0, 0, status=400))
@@ -193,15 +232,15 @@ class TestGateway:
 
     def test_what_no_replica_begins_is_refused(self) -> None:
         for body in ({"prompt": "x", "stream": True}, {"prompt": "x"}):
-            handle = Handle(dead)
+            handle = Handle(dying)
             status, data = ask(handle, body)
             assert status == 503 and b"server_is_overloaded" in data
             assert len(handle.calls) == MAX_MOVES + 1
 
     def test_what_was_not_begun_is_sent_again(self) -> None:
-        handle = Handle(dead, streaming(0, 0, status=400, name="b"))
+        handle = Handle(dying, streaming(0, 0, status=400, name="b"))
         assert ask(handle, {"prompt": "x"}) == (400, b'{"error": {}}')
-        handle = Handle(dead, streaming(0, 5))
+        handle = Handle(dying, streaming(0, 5))
         assert ask(handle, {"prompt": "x", "stream": True})[0] == 200
 
     def test_streams_of_typed_events_go_on_behind_their_tokens(self) -> None:
@@ -214,7 +253,7 @@ class TestGateway:
         assert numbers == [0, 1, 2, 3, 4, 5] and b"event: message_stop" in data
 
     def test_streams_of_typed_events_that_no_replica_goes_on_with_end_with_their_own_errors(self) -> None:
-        status, data = ask(Handle(typed(0, 2, dies=True), dead), {"messages": [], "stream": True}, "/v1/messages")
+        status, data = ask(Handle(typed(0, 2, dies=True), dying), {"messages": [], "stream": True}, "/v1/messages")
         assert status == 200 and data.endswith(b"\n\n") and b"event: error" in data
 
     def test_lines_end_with_an_error_unless_they_are_one_answer(self) -> None:
@@ -245,7 +284,7 @@ class TestGateway:
 
 class TestPrefillReplicas:
     def test_replicas_have_them_compute_prompts(self) -> None:
-        handle, prefills = Handle(), Handle(dead, streaming(0, 5))
+        handle, prefills = Handle(), Handle(dying, streaming(0, 5))
         body = {"token_ids": list(range(64)), "cache_salt": "s"}
         status, data = ask(handle, body, "/v1/prefill", prefills=prefills, prefill_key="key")
         assert status == 200 and data.endswith(b"data: [DONE]\n\n")
@@ -266,15 +305,13 @@ class TestPrefillReplicas:
 
     @pytest.mark.parametrize("error", [RayError(), DeploymentUnavailableError(DeploymentID("Prefill"))])
     def test_where_none_of_them_is_there_the_others_go_on(self, error: Exception) -> None:
-        def gone(call: Call) -> AsyncIterator[Head | bytes]:
-            async def parts() -> AsyncIterator[Head | bytes]:
-                raise error
-                yield b""
-
-            return parts()
+        async def gone(call: Call) -> AsyncIterator[str | Head | bytes]:
+            raise error
+            yield b""
 
         handle, prefills = Handle(), Handle(gone)
-        status, _ = ask(handle, {"token_ids": [1]}, "/v1/prefill", prefills=prefills, prefill_key="key")
+        path = "/v1/prefill"
+        status, _ = ask(handle, {"token_ids": [1]}, path, prefills=prefills, prefill_key="key", wait_s=0.1)
         assert status == 503, "the decode server computes it then"
         assert ask(handle, {}, "/metrics", prefills=prefills)[1].count(b"\na{") == 2
         prefills.metrics = error
@@ -298,87 +335,3 @@ class TestPrefillReplicas:
         (key,) = read_keys(tmp_path / "keys")
         assert key.digest == digest_of(b"hidden") and "hidden" not in (*role.flags, role.keys_file)
         assert "hidden" not in Role.decode("http://gateway", "hidden").flags
-
-
-class TestRequestRouter:
-    def router(self, *names: str, **stats: tuple[int, int]) -> Any:
-        """A router that knows these replicas, without what Ray adds to it."""
-        router = object.__new__(PolicyRequestRouter)
-        router.initialize_state("prefix-aware")
-        self.replicas = [
-            SimpleNamespace(
-                replica_id=SimpleNamespace(unique_id=name),
-                routing_stats=dict(zip(("waiting_tokens", "requests_running"), stats.get(name, ()), strict=False)),
-            )
-            for name in names
-        ]
-        return router
-
-    def choose(self, router: Any, **asked: Any) -> list[list[str]]:
-        request = SimpleNamespace(kwargs=asked)
-        ranks = asyncio.run(router.choose_replicas(self.replicas, request))
-        return [[replica.replica_id.unique_id for replica in rank] for rank in ranks]
-
-    def known(self, monkeypatch: pytest.MonkeyPatch, *names: str, **stats: tuple[int, int]) -> Any:
-        router = self.router(*names, **stats)
-        monkeypatch.setattr("ray.serve.request_router.RequestRouter.update_replicas", lambda *_: None)
-        router.update_replicas(self.replicas)
-        return router
-
-    def test_decisions_are_recorded_where_a_directory_is_named(self, tmp_path: Path) -> None:
-        for _ in range(2):
-            router = PolicyRequestRouter.__new__(PolicyRequestRouter)
-            router.initialize_state("least-loaded", str(tmp_path / "new"))
-            router._policy.add("r")
-            assert router._policy.choose(prompt_of_tokens([1], "")) == "r"
-            assert isinstance(router._policy, RecordingPolicy)
-            router._policy._file.close()
-        files = list((tmp_path / "new").iterdir())
-        assert [replay(each.read_text().splitlines()).num_decisions for each in files] == [1, 1]
-
-    def test_the_policys_choice_comes_first_and_all_others_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        router = self.known(monkeypatch, "a", "b", "c", a=(500, 0), b=(0, 0), c=(100, 1))
-        assert self.choose(router) == [["b"], ["a", "c"]]
-
-    def test_what_failed_a_request_is_not_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        router = self.known(monkeypatch, "a", "b", b=(500, 0), a=(0, 0))
-        assert self.choose(router, excluded=("a",)) == [["b"], ["a"]]
-        assert self.choose(router, excluded=("a", "b")) == [["a", "b"]]
-
-    def test_replicas_that_left_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        router = self.known(monkeypatch, "a", "b", a=(0, 0), b=(900, 0))
-        router.update_replicas(self.replicas[1:])
-        self.replicas = self.replicas[1:]
-        assert self.choose(router) == [["b"], []]
-
-
-@pytest.mark.parametrize(
-    ("reports", "expected"),
-    [
-        ({}, 3),
-        ({"waiting_tokens": {"a": 0.0}, "sequences": {"a": 0.0}}, 1),
-        ({"waiting_tokens": {"a": 900.0, "b": 101.0}, "sequences": {"a": 1.0}}, 11),
-        ({"waiting_tokens": {"a": 0.0}, "sequences": {"a": 4.0, "b": 5.0}}, 3),
-    ],
-)
-def test_replicas_are_as_many_as_what_waits_and_runs_asks_for(reports: dict[str, Any], expected: int) -> None:
-    policy = ByWaitingTokens(waiting_tokens=100, sequences=4)
-    context = SimpleNamespace(aggregated_metrics=reports, current_num_replicas=3)
-    assert policy(context) == (expected, {})
-
-
-def test_the_application_is_built_of_its_settings() -> None:
-    application = app(ClusterSettings(routing="random", max_replicas=7))
-    assert application is not None
-
-
-def test_the_file_for_deploying_has_settings_that_exist() -> None:
-    path = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "config.yaml"
-    (application,) = yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]
-    assert application["import_path"] == "deploy.ray:app"
-    ClusterSettings.model_validate(application["args"])
-
-
-def test_every_routing_that_can_be_named_exists() -> None:
-    for name in ClusterSettings.model_fields["routing"].annotation.__args__:
-        assert new_policy(name).choose is not None

@@ -12,10 +12,10 @@ from server.routing.continuation import (
     DONE,
     Events,
     ForeignReplicaError,
-    ReplicaLostError,
     StreamContinuation,
     error_event,
 )
+from server.routing.moves import ReplicaLostError
 
 HEAD = {"id": "cmpl-1", "created": 10, "model": "m", "system_fingerprint": "fp", "seed": 5}
 

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from engine.core.errors import EngineUnavailableError
-from server.routing.continuation import Events, ForeignReplicaError, ReplicaLostError
+from server.routing.continuation import Events, ForeignReplicaError
+from server.routing.moves import ReplicaLostError
 from server.routing.typed_continuation import TypedContinuation
 from tests.server.events import timeless, typed_events_of
 from tests.server.fake_engine import letters
