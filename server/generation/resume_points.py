@@ -11,6 +11,7 @@ from engine.core.outputs import RequestOutput
 from server.core.errors import ErrorKind
 from server.generation.plan import GenerationPlan
 from server.generation.sse import comment
+from server.generation.usage import UsageCounter
 from server.protocol.generation import GenerationParams
 
 
@@ -31,13 +32,17 @@ class NoResumePoints:
 
 
 class CommentedResumePoints:
-    """Tells the tokens of each output, and what the server that is to go on must have in common with this one."""
+    """Tells the tokens of each output, what the server that is to go on must have in common with this one, and what
+    was cached here, which counts for the whole stream."""
 
-    def __init__(self, plan: GenerationPlan[GenerationParams]) -> None:
+    def __init__(self, plan: GenerationPlan[GenerationParams], counter: UsageCounter) -> None:
         self._head: Mapping[str, Any] = {name: plan.head[name] for name in ("system_fingerprint", "seed")}
+        self._counter = counter
 
     def behind(self, output: RequestOutput) -> bytes:
-        return b"" if output.is_finished else comment({**self._head, "token_ids": output.token_ids})
+        if output.is_finished:
+            return b""
+        return comment({**self._head, "token_ids": output.token_ids, "cached": self._counter.prompt_details()})
 
     def before_failure(self, kind: ErrorKind) -> bytes:
         return comment({"error": kind.code})
@@ -46,5 +51,5 @@ class CommentedResumePoints:
 NO_RESUME_POINTS = NoResumePoints()
 
 
-def resume_points(plan: GenerationPlan[GenerationParams], are_asked_for: bool) -> ResumePoints:
-    return CommentedResumePoints(plan) if are_asked_for else NO_RESUME_POINTS
+def resume_points(plan: GenerationPlan[GenerationParams], counter: UsageCounter, are_asked_for: bool) -> ResumePoints:
+    return CommentedResumePoints(plan, counter) if are_asked_for else NO_RESUME_POINTS

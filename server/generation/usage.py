@@ -57,6 +57,10 @@ class UsageCounter:
         pairs = zip(self._plan.prompts, cached, strict=True) if size else ()
         return sum(max(len(prompt.token_ids) // size * size - found, 0) for prompt, found in pairs if size)
 
+    def prompt_details(self) -> dict[str, int]:
+        """Returns how many of the prompt's tokens were cached, and how many were computed for later prompts."""
+        return {"cached_tokens": self._counts().cached, "cache_write_tokens": self.num_cache_write_tokens}
+
     def _completion_details(self) -> dict[str, int]:
         """Returns the kinds of completion tokens that are told apart. How much of a prediction appeared in the answer
         depends on the two texts alone, not on which of its tokens were tried as drafts."""

@@ -84,10 +84,10 @@ class ResponseWriter:
         return {**self._head, "status": status, "output": self._items.whole()}
 
     def _usage(self) -> dict[str, Any]:
-        usage, written = self._counter.usage(), self._counter.num_cache_write_tokens
+        usage = self._counter.usage()
         return {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": written},
+            "input_tokens_details": self._counter.prompt_details(),
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],

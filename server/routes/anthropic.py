@@ -62,7 +62,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
         counter = ChatUsageCounter(plan, [reader], record)
         writer = MessageWriter(_form(body, plan, arrival), reader, counter, arrival.request_id)
         if body.stream:
-            points = resume_points(plan, body.resume_points)
+            points = resume_points(plan, counter, body.resume_points)
             return await open_stream(plan, TypedStream(writer, counter, record, points), request, PING)
         [outputs] = await all_outputs(plan, counter, request)
     for output in outputs:

@@ -56,7 +56,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         )
         writer = ResponseWriter(response_head(body, plan, arrival), offered, reader, counter, logprobs)
         if body.stream:
-            points = resume_points(plan, body.resume_points)
+            points = resume_points(plan, counter, body.resume_points)
             return await open_stream(plan, TypedStream(writer, counter, record, points), request)
         [outputs] = await all_outputs(plan, counter, request)
     for output in outputs:

@@ -17,6 +17,8 @@ LINE_PATHS = frozenset({"/api/chat", "/api/generate"})
 DONE = b"data: [DONE]"
 UNAVAILABLE = "server_is_overloaded"  # the code of a server that stops, or gives its engine up
 
+_CONTINUOUS = "continuous_usage_stats"
+
 
 class ForeignReplicaError(Exception):
     """The replica that is to take over serves another model, or would compute other numbers."""
@@ -44,6 +46,8 @@ class StreamContinuation:
         self._ended: set[int] = set()  # choices that have their finish reason
         self._num_seen: dict[int, int] = {}  # tokens of each choice that the replica at hand sent
         self._has_usage = False  # the last chunk, which has no choice
+        self._has_moved = False
+        self._prompt_details: Any = None  # of the usage, as the first replica told it
         self.is_done = False
 
     @property
@@ -53,8 +57,10 @@ class StreamContinuation:
 
     def next_body(self) -> dict[str, Any]:
         """Returns the body for the replica that is to begin the request, or to take it over from now on."""
-        self._num_seen = {}
+        self._num_seen, self._has_moved = {}, self.has_begun
         body = {**self._body, "return_token_ids": True}
+        if self._tells_usage_at_end:
+            body["stream_options"] = {**self._body["stream_options"], _CONTINUOUS: True}
         if self.has_begun:
             body["seed"] = self._head["seed"]
         wants_scores = self._body.get("logprobs") or self._body.get("prompt_logprobs") is not None
@@ -75,6 +81,7 @@ class StreamContinuation:
                 raise ReplicaLostError
             return event
         self._check_head(chunk)
+        self._take_usage(chunk)
         if not self._is_new_chunk(chunk):
             return None
         if not self._body.get("return_token_ids"):
@@ -82,6 +89,24 @@ class StreamContinuation:
                 each.pop("token_ids", None)
                 each.pop("prompt_token_ids", None)
         return b"data: " + json.dumps(chunk, separators=(",", ":")).encode()
+
+    @property
+    def _tells_usage_at_end(self) -> bool:
+        """Whether the client gets the usage behind the last choice, and not in every chunk."""
+        options = self._body.get("stream_options")
+        return (
+            isinstance(options, dict) and options.get("include_usage") is True and options.get(_CONTINUOUS) is not True
+        )
+
+    def _take_usage(self, chunk: dict[str, Any]) -> None:
+        """Gives a chunk the usage of one answer: what was cached is what was when it began."""
+        if (usage := chunk.get("usage")) is None:
+            return
+        if not self._has_moved:
+            self._prompt_details = usage["prompt_tokens_details"]
+        usage["prompt_tokens_details"] = self._prompt_details
+        if chunk["choices"] and self._tells_usage_at_end:
+            chunk["usage"] = None
 
     def _unended(self, index: int) -> list[int]:
         """Returns the tokens of a choice so far; none of one that has ended: it is computed again, and left out."""

@@ -28,6 +28,7 @@ class TypedContinuation:
         self._first: dict[str, Any] = {}  # the first event that the client got
         self._num_passed = 0  # events that it got
         self._head: dict[str, Any] = {}  # fields that all points of the stream share
+        self._cached: dict[str, int] = {}  # of the prompt, when the stream began
         self._token_ids: list[int] = []  # of which it got all events
         self._num_seen = 0  # tokens that the replica at hand sent
         self._held: list[bytes] = []
@@ -66,8 +67,9 @@ class TypedContinuation:
             if point["error"] == UNAVAILABLE:
                 raise ReplicaLostError
             return event if self._body.get("resume_points") else None
-        token_ids = point.pop("token_ids")
-        self._head = self._head or point
+        token_ids, cached = point.pop("token_ids"), point.pop("cached")
+        if not self._head:
+            self._head, self._cached = point, cached
         is_new = self._num_seen >= len(self._token_ids)
         self._num_seen += len(token_ids)
         if point != self._head or (not is_new and self._num_seen > len(self._token_ids)):
@@ -103,6 +105,8 @@ class TypedContinuation:
             fields["sequence_number"] = self._num_passed
         if "response" in fields:
             fields["response"]["created_at"] = self._first["response"]["created_at"]
+            if fields["response"].get("usage") is not None:
+                fields["response"]["usage"]["input_tokens_details"] = self._cached
         if fields["type"] == "message_delta":  # a prompt's tokens are counted as they were when the stream began
             counts = self._first["message"]["usage"].items()
             fields["usage"] |= {name: count for name, count in counts if name != "output_tokens"}

@@ -153,3 +153,29 @@ def test_a_choice_that_has_ended_is_computed_anew_so_that_it_ends_again() -> Non
     continuation.take(event(choices=[{"index": 0, "text": "a", "token_ids": [1], "finish_reason": "stop"}]))
     continuation.take(event(choices=[{"index": 1, "text": "b", "token_ids": [2]}]))
     assert continuation.next_body()["resume_token_ids"] == [[], [2]]
+
+
+def usage(num_tokens: int, cached: int) -> dict[str, Any]:
+    return {"usage": {"completion_tokens": num_tokens, "prompt_tokens_details": {"cached_tokens": cached}}}
+
+
+@pytest.mark.parametrize("is_continuous", [False, True])
+def test_usage_tells_what_was_cached_when_the_stream_began(is_continuous: bool) -> None:
+    options = {"include_usage": True} | ({"continuous_usage_stats": True} if is_continuous else {})
+    continuation = StreamContinuation({"stream": True, "stream_options": options})
+    sent = []
+    for cached in (3, 7):
+        assert continuation.next_body()["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+        choices = [{"index": 0, "text": "a", "token_ids": [1]}]
+        sent.append(continuation.take(event(choices=choices, **usage(1, cached))))
+    sent.append(continuation.take(event(choices=[{"index": 0, "text": "b", "token_ids": [2]}], **usage(2, 7))))
+    sent.append(continuation.take(event(choices=[], **usage(2, 7))))
+    told = [json.loads(each[6:])["usage"] for each in sent if each is not None]
+    assert told[-1] == usage(2, 3)["usage"]
+    assert told[:-1] == ([usage(1, 3)["usage"], usage(2, 3)["usage"]] if is_continuous else [None, None])
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, "wrong"])
+def test_usage_that_nobody_gets_is_not_asked_for(options: Any) -> None:
+    body = {"stream": True, "stream_options": options}
+    assert StreamContinuation(body).next_body()["stream_options"] == options
