@@ -16,8 +16,9 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -35,6 +36,10 @@ class Answer:
     text: str
     logprobs: list[float]
     finish_reason: str | None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 def body_of(index: int, max_tokens: int) -> dict[str, Any]:
@@ -90,8 +95,19 @@ async def kill_at_random(server: ServerProcess, num_kills: int, mean_s: float, c
     return num_emptied
 
 
+class Counted(Protocol):
+    """What a stream answered: equal to what it answers undisturbed."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
 async def disturbed(
-    client: httpx.AsyncClient, bodies: list[dict[str, Any]], answers: list[Answer], killer: "asyncio.Task[int]"
+    client: httpx.AsyncClient,
+    bodies: Sequence[dict[str, Any]],
+    answers: Sequence[Counted],
+    killer: "asyncio.Task[Any]",
+    run: Callable[[httpx.AsyncClient, dict[str, Any]], Awaitable[Counted]] = stream,
 ) -> tuple[list[str], int, int]:
     """Runs every stream at least once, and again until the last kill. Returns the problems and the numbers of streams
     and of tokens."""
@@ -103,8 +119,8 @@ async def disturbed(
         while True:
             num_streams += 1
             try:
-                answer = await stream(client, bodies[index])
-                num_tokens += len(answer.token_ids)
+                answer = await run(client, bodies[index])
+                num_tokens += answer.num_tokens
                 if answer != answers[index]:
                     problems.append(f"stream {index}: not the undisturbed answer")
             except (AssertionError, httpx.HTTPError) as error:

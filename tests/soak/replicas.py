@@ -1,15 +1,16 @@
 """Streams over several replicas on Ray Serve: replicas are killed, added and taken away while they run.
 
     python -m tests.soak.replicas kills --streams 200 --kills 20
+    python -m tests.soak.replicas typed --streams 70 --kills 12
     python -m tests.soak.replicas routing
     python -m tests.soak.replicas scaling
     python -m tests.soak.replicas roles --streams 20 --kills 5
 
 Starts a Ray of its own, with the embedded model; needs the extra `ray`. `kills` compares all tokens with an undisturbed
-run. `routing` puts the same load, of prompts that begin alike, on a random and on a prefix-aware routing. `scaling` has
-one replica become three under load, and one again behind it. `roles` has prompts computed by replicas of their own,
-which are killed meanwhile, and compares all tokens with those of one that does both. The exit code is 0 if nothing was
-lost.
+run, `typed` all events of Responses and Messages but for their times. `routing` puts the same load, of prompts that
+begin alike, on a random and on a prefix-aware routing. `scaling` has one replica become three under load, and one again
+behind it. `roles` has prompts computed by replicas of their own, which are killed meanwhile, and compares all tokens
+with those of one that does both. The exit code is 0 if nothing was lost.
 """
 
 import argparse
@@ -30,9 +31,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.soak.kills import Answer, body_of, disturbed, stream
+from tests.soak.typed_streams import typed_body_of, typed_stream
 
 NAME = "soak"
+NO_DRAFTS = ("--num-speculative-tokens", "0")  # each step's events are those of one token, in every run
 FLAGS = ["--max-waiting", "1000", "--max-queue-time", "3600", "--log-level", "warning"]
+SETTINGS = {"num_cpus": 0.5, "report_s": 0.5, "replica_wait_s": 600.0}  # of cores that all processes share
 
 
 @contextmanager
@@ -50,7 +54,7 @@ def running_app(port: int, flags: Sequence[str] = (), **settings: Any) -> Iterat
     ray.init(num_cpus=8, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"port": port})
-        serve.run(app(ClusterSettings(arguments=[*FLAGS, *flags], num_cpus=0.5, report_s=0.5, **settings)), name=NAME)
+        serve.run(app(ClusterSettings(arguments=[*FLAGS, *flags], **{**SETTINGS, **settings})), name=NAME)
         limits = httpx.Limits(max_connections=None)
         yield httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits)
     finally:
@@ -80,24 +84,39 @@ def server_pids(deployment: str = "Replica") -> list[int]:
 
 
 async def kill_replicas(num_kills: int, mean_s: float, chance: random.Random, deployment: str = "Replica") -> int:
-    """Kills replicas at random moments: the actor's process, or only the server's. Returns how many are left: 0."""
+    """Kills replicas at random moments: the actor's process, only the server's, or all servers at once, so that none is
+    left for a while. Returns how many kills are left: 0."""
     while num_kills:
         await asyncio.sleep(chance.expovariate(1 / mean_s))
         if pids := (replica_pids, server_pids)[num_kills % 3 == 0](deployment):
-            os.kill(chance.choice(pids), signal.SIGKILL)
+            for pid in pids if num_kills % 6 == 0 else [chance.choice(pids)]:
+                os.kill(pid, signal.SIGKILL)
             num_kills -= 1
     return num_kills
 
 
 async def soak_kills(arguments: argparse.Namespace) -> list[str]:
     bodies = [body_of(index, arguments.max_tokens) for index in range(arguments.streams)]
-    with running_app(arguments.port, min_replicas=3, max_replicas=3) as client:
-        answers: list[Answer] = await asyncio.gather(*(stream(client, body) for body in bodies))
+    return await _soak_kills(arguments, bodies, stream)
+
+
+async def soak_typed(arguments: argparse.Namespace) -> list[str]:
+    bodies = [typed_body_of(index, arguments.max_tokens) for index in range(arguments.streams)]
+    return await _soak_kills(arguments, bodies, typed_stream, NO_DRAFTS)
+
+
+async def _soak_kills(
+    arguments: argparse.Namespace, bodies: list[dict[str, Any]], run: Any, flags: Sequence[str] = ()
+) -> list[str]:
+    replicas = {"min_replicas": arguments.replicas, "max_replicas": arguments.replicas}
+    with running_app(arguments.port, flags, **replicas) as client:
+        answers = await asyncio.gather(*(run(client, body) for body in bodies))
         print(f"undisturbed: {len(answers)} streams", flush=True)
         killer = asyncio.create_task(kill_replicas(arguments.kills, arguments.mean_seconds, random.Random(0)))
-        problems, num_streams, num_tokens = await disturbed(client, bodies, answers, killer)
+        problems, num_streams, num_tokens = await disturbed(client, bodies, answers, killer, run)
         await killer
-        print(f"{arguments.kills} kills: {num_streams} streams, {num_tokens} tokens", flush=True)
+        num_whole = num_streams - len(problems)
+        print(f"{arguments.kills} kills: {num_whole} of {num_streams} streams, {num_tokens} tokens", flush=True)
         return problems
 
 
@@ -184,14 +203,21 @@ async def wait_for(is_wanted: Any) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("what", choices=["kills", "routing", "scaling", "roles"])
+    parser.add_argument("what", choices=["kills", "typed", "routing", "scaling", "roles"])
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--replicas", type=int, default=3, help="of kills and typed")
     parser.add_argument("--max-tokens", type=int, default=200, help="of the longest stream")
     parser.add_argument("--mean-seconds", type=float, default=6.0, help="between two kills")
     parser.add_argument("--port", type=int, default=8123)
     arguments = parser.parse_args()
-    soaks = {"kills": soak_kills, "routing": soak_routing, "scaling": soak_scaling, "roles": soak_roles}
+    soaks = {
+        "kills": soak_kills,
+        "typed": soak_typed,
+        "routing": soak_routing,
+        "scaling": soak_scaling,
+        "roles": soak_roles,
+    }
     soak = soaks[arguments.what]
     problems = asyncio.run(soak(arguments))
     print("\n".join(problems) or "nothing was lost, every token is equal")

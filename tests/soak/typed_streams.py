@@ -1,0 +1,55 @@
+"""Streams of Responses and Messages for soak runs: text, tools and log-probabilities, compared event by event."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.server.events import timeless, typed_events_of
+from tests.soak.kills import PROMPTS
+
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}, "note": {"type": "string"}}, "required": ["city"]}
+_FUNCTION = {"type": "function", "name": "f", "parameters": _CITY, "strict": False}
+_KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/responses", {}),
+    ("/v1/messages", {"temperature": 0}),
+    ("/v1/responses", {"temperature": 0.9, "presence_penalty": 0.5}),
+    ("/v1/messages", {"stop_sequences": ["return"]}),
+    ("/v1/responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    ("/v1/messages", {"tools": [{"name": "f", "input_schema": _CITY}], "tool_choice": {"type": "any"}}),
+    ("/v1/responses", {"tools": [_FUNCTION], "tool_choice": "required"}),
+)
+
+
+@dataclass(frozen=True)
+class TypedAnswer:
+    """All events of a stream, without their times."""
+
+    events: list[dict[str, Any]]
+    num_tokens: int
+
+
+def typed_body_of(index: int, max_tokens: int) -> dict[str, Any]:
+    """Returns a request, with its path as `path`."""
+    path, fields = _KINDS[index % len(_KINDS)]
+    asks = f"{index}: {PROMPTS[index % len(PROMPTS)]} " * (1 + index % 6 + 10 * (index % 4 == 0))
+    body = {"path": path, "seed": index, "stream": True, "ignore_eos": not fields.get("tools"), **fields}
+    if path == "/v1/messages":
+        return body | {"messages": [{"role": "user", "content": asks}], "max_tokens": max_tokens - index % 17}
+    return body | {"input": asks, "max_output_tokens": max_tokens - index % 17}
+
+
+async def typed_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> TypedAnswer:
+    """Runs a stream to its end, under an id that is always the same and without a cached prefix, so that equal events
+    are due. Raises AssertionError if it is not complete."""
+    path = body["path"]
+    sent = {name: value for name, value in body.items() if name != "path"} | {"cache_salt": uuid.uuid4().hex}
+    headers = {"X-Request-Id": f"soak-{body['seed']}"}
+    response = await client.post(path, json=sent, headers=headers)
+    events: list[dict[str, Any]] = timeless(typed_events_of(response))
+    assert events[-1]["type"] in ("message_stop", "response.completed", "response.incomplete"), (
+        f"ends with {events[-1]}"
+    )
+    usage = events[-2]["usage"] if path == "/v1/messages" else events[-1]["response"]["usage"]
+    return TypedAnswer(events, usage["output_tokens"])
