@@ -16,6 +16,9 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 TRITON_STAMP := $(VENV)/.installed-triton
 
+# Tests start hundreds of Python processes, which compile all of torch's modules each where no bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve check audit format test test-slow test-newest coverage bench loadtest wheel docker clean
 
