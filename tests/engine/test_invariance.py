@@ -4,8 +4,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from itertools import chain, cycle, product
+from collections.abc import Callable
+from itertools import chain, cycle
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,6 +17,7 @@ from engine.engine import Engine
 from engine.grammar.lark import Regex, to_lark
 from engine.runner.loaded_model import LoadedModel
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
+from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end
 from tests.engine.scheduling.speculation.prophets import OracleDrafter
 from tests.engine.tiny_models import VOCAB_SIZE, WIDE, WITH_STATES, tiny_engine
@@ -210,26 +211,20 @@ def resumed(model: LoadedModel, params: dict[str, Any], tokens: list[int]) -> An
     return answer(run_to_end(engine)["mine"])
 
 
-def runs() -> Iterator[Any]:
-    """Yields every architecture in both types with every parameter. What depends on the parameters is no matter of a
-    type's: in bfloat16 one of them is quick, and the others slow."""
-    for architecture, dtype, name in product(ARCHITECTURES, DTYPES, PARAMS):
-        is_first = dtype == "float32" or architecture == ARCHITECTURES[0] or name == "filtered"
-        yield pytest.param(architecture, dtype, name, marks=() if is_first else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("architecture", "dtype", "params"), [*runs()])
+@pytest.mark.parametrize(("architecture", "dtype", "params"), crossed(ARCHITECTURES, DTYPES, PARAMS))
 def test_a_request_gets_the_same_answer_bit_for_bit(
     architecture: str, dtype: str, params: str, tiny_model: Callable[..., LoadedModel]
 ) -> None:
     assert_the_same_however_it_runs(tiny_model(architecture, dtype), PARAMS[params])
 
 
-@pytest.mark.parametrize(("quantization", "dtype"), [("int8", "bfloat16"), ("int4", "bfloat16"), ("int8", "float32")])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "precision"), crossed(ARCHITECTURES, ("bfloat16 int8", "bfloat16 int4", "float32 int8"))
+)
 def test_a_quantized_model_gives_the_same_answer_bit_for_bit_too(
-    architecture: str, dtype: str, quantization: str, tiny_model: Callable[..., LoadedModel]
+    architecture: str, precision: str, tiny_model: Callable[..., LoadedModel]
 ) -> None:
+    dtype, quantization = precision.split()
     assert_the_same_however_it_runs(tiny_model(architecture, dtype, quantization), PARAMS["filtered"])
 
 
@@ -244,12 +239,13 @@ def test_a_wide_model_gives_the_same_answer_bit_for_bit_too(
 
 
 @pytest.mark.parametrize(
-    ("kv", "dtype"), [("int8", "bfloat16"), ("int4", "bfloat16"), ("int8", "float32"), ("bfloat16", "float32")]
+    ("precision", "architecture"),
+    crossed(("bfloat16 int8", "bfloat16 int4", "float32 int8", "float32 bfloat16"), ("gemma3", "gpt_oss", WIDE)),
 )
-@pytest.mark.parametrize("architecture", ["gemma3", "gpt_oss", WIDE])
 def test_a_kv_cache_of_fewer_bits_gives_the_same_answer_bit_for_bit_too(
-    architecture: str, dtype: str, kv: str, tiny_model: Callable[..., LoadedModel]
+    precision: str, architecture: str, tiny_model: Callable[..., LoadedModel]
 ) -> None:
+    dtype, kv = precision.split()
     model = tiny_model(architecture, dtype, "none", "none", kv)
     assert model.kv_dtype is not model.dtype
     assert_the_same_however_it_runs(model, PARAMS["filtered"])

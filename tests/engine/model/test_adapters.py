@@ -27,6 +27,7 @@ from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
 from engine.weights.adapters import AdaptedWeight, rows_with_adapters
 from engine.weights.packed_weight import pack_weight
+from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.tiny_adapters import make_adapter, rewrite
@@ -35,6 +36,7 @@ from tests.engine.tiny_models import WIDE, load_reference, load_tiny, make_check
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_BLOCKS = 12
+ADAPTED = ("llama", "qwen3", "qwen3_moe", WIDE, "phi3", "glm4", "starcoder2", "cohere2", "olmo2")
 # Layers of which each of three adapters is made, where a model's have other names than Llama's.
 TARGETS = {
     "llama": (["q_proj", "v_proj", "o_proj"], ["gate_proj", "k_proj", "down_proj"], ["up_proj", "o_proj", "q_proj"]),
@@ -83,10 +85,8 @@ def kernels() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "qwen3_moe", WIDE, "phi3", "glm4", "starcoder2", "cohere2", "olmo2"]
+    ("name", "dtype", "quantization"), crossed(ADAPTED, ("float32", "bfloat16"), ("none", "int8", "int4"))
 )
 def test_the_kernels_add_adapters_as_the_plain_path_does(
     name: str, dtype: str, quantization: str, tmp_path: Path

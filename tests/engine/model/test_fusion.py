@@ -17,6 +17,7 @@ from engine.model.fused_modules import FusedMLP, FusedRMSNorm
 from engine.model.fusion import fuse_modules, fuse_norms
 from engine.model.probe import check_same, probe_layers
 from engine.weights.linear import prepare_linears
+from tests.crossed import crossed
 from tests.engine.model.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
@@ -33,9 +34,10 @@ def test_what_is_known_of_a_model_is_fused(name: str) -> None:
     assert fused == per_layer
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", [name for name in PARTS if PARTS[name]])
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"),
+    crossed([name for name in PARTS if PARTS[name]], (torch.float32, torch.bfloat16), ("none", "int8")),
+)
 def test_fusing_changes_no_bit_but_by_the_order_of_sums_in_norms(
     name: str, dtype: torch.dtype, quantization: str
 ) -> None:

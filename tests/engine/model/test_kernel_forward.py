@@ -20,6 +20,7 @@ from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward, ForwardOutput, TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs, build_inputs
+from tests.crossed import crossed
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
 
@@ -30,6 +31,7 @@ KNOWN = (
     *("smollm3", "smollm3_nope", "phi3", "phi3_partial", "seed_oss", "granite", "olmo2", "olmo3", "exaone4"),
     *("glm", "glm4", "ernie4_5", "cohere2", "starcoder2", "starcoder2_mqa"),
 )
+KEPT: dict[str, list[int] | None] = {"all": None, "none": [], "some": [20, 3], "most": [*range(31)]}
 NUM_BLOCKS = 12
 
 
@@ -56,17 +58,17 @@ def run(forward: Forward, kept: list[int] | None) -> list[Tensor]:
     return [forward(build_inputs(batch, BLOCK_SIZE, torch.device("cpu")), kept).logits for batch in batches]
 
 
-@pytest.mark.parametrize("kept", [None, [], [20, 3], [*range(31)]], ids=["all", "none", "some", "most"])
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization", "kept"),
+    crossed(KNOWN, ("float32", "bfloat16"), ("none", "int8", "int4"), KEPT),
+)
 def test_one_call_changes_no_bit_of_logits_and_cache(
-    tiny_model: Callable[..., LoadedModel], name: str, dtype: str, quantization: str, kept: list[int] | None
+    tiny_model: Callable[..., LoadedModel], name: str, dtype: str, quantization: str, kept: str
 ) -> None:
     model = tiny_model(name, dtype, quantization)
     caches = cache_of(model), cache_of(model)
-    expected = run(TransformersForward(model.module, caches[0], cpu), kept)
-    logits = run(kernel_forward(model, caches[1]), kept)
+    expected = run(TransformersForward(model.module, caches[0], cpu), KEPT[kept])
+    logits = run(kernel_forward(model, caches[1]), KEPT[kept])
     assert all(map(torch.equal, logits, expected))
     for one, other in zip(*([*chain.from_iterable(cache.layers)] for cache in caches), strict=True):
         assert torch.equal(one, other)

@@ -11,6 +11,7 @@ from engine.weights.linear import PackedLinear, prepare_linears
 from engine.weights.packed_weight import pack_weight
 from engine.weights.packing_policy import packing_for
 from engine.weights.quantized_weight import KernelQuantizedWeight
+from tests.crossed import crossed
 from tests.engine.model.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
@@ -26,9 +27,9 @@ OTHER_CODE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", WHOLLY_FUSED)
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"), crossed(WHOLLY_FUSED, (torch.float32, torch.bfloat16), ("none", "int8", "int4"))
+)
 def test_layers_in_the_kernels_change_no_bit(name: str, dtype: torch.dtype, quantization: str) -> None:
     model = model_of(name, dtype)
     fuse(model)
