@@ -19,6 +19,7 @@ from engine.core.errors import ConfigError
 from engine.engine import Engine
 from engine.model.setup import load_model_runner
 from engine.runner.loaded_model import DraftModel, LoadedModel
+from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.model.always_drafting import answers, let_always_draft
 from tests.engine.tiny_models import tiny_engine
@@ -37,18 +38,18 @@ def always_drafting(model: LoadedModel, **settings: Any) -> Engine:
     return let_always_draft(tiny_engine(model, num_speculative_tokens=8, **settings), 3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("architecture", "drafting"),
-    [
-        *[("llama", "gpt2"), ("gemma3", "llama"), ("deepseek_v3", "qwen3"), ("gpt_oss", "mixtral")],
-        *[("qwen3_5", "llama"), ("jamba", "qwen3")],
-    ],
-)
+# An architecture -> that of the model which drafts for it.
+DRAFTING = {
+    **{"llama": "gpt2", "gemma3": "llama", "deepseek_v3": "qwen3", "gpt_oss": "mixtral"},
+    **{"qwen3_5": "llama", "jamba": "qwen3"},
+}
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), crossed(DRAFTING, ("float32", "bfloat16")))
 def test_answers_stay_the_same_bit_for_bit(
-    architecture: str, drafting: str, dtype: str, tiny_model: Callable[..., LoadedModel]
+    architecture: str, dtype: str, tiny_model: Callable[..., LoadedModel]
 ) -> None:
-    target, other = tiny_model(architecture, dtype), tiny_model(drafting, dtype)
+    target, other = tiny_model(architecture, dtype), tiny_model(DRAFTING[architecture], dtype)
     plain = answers(tiny_engine(target, num_speculative_tokens=0))
     assert answers(always_drafting(with_draft(target, other))) == plain
     assert answers(always_drafting(with_draft(target, other), num_blocks=24, block_size=4)) == plain

@@ -23,6 +23,7 @@ from engine.model.forward_choice import choose_forward
 from engine.runner.forward import TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
+from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end
 from tests.engine.model.always_drafting import answers
 from tests.engine.model.eagle_checkpoints import (
@@ -137,8 +138,9 @@ def test_inputs_of_layers_are_those_that_transformers_has(
     assert torch.allclose(expected, own, rtol=1e-3, atol=1e-4 * float(own.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "mixtral", "qwen3_5"])
+@pytest.mark.parametrize(
+    ("architecture", "dtype"), crossed(("llama", "qwen3", "gemma3", "mixtral", "qwen3_5"), ("bfloat16", "float32"))
+)
 def test_answers_stay_the_same_bit_for_bit(
     architecture: str, dtype: str, model_with_eagle: Callable[..., LoadedModel]
 ) -> None:

@@ -2,6 +2,7 @@
 depends on the request's own tokens alone."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
+from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.model.always_drafting import answers, let_always_draft
 from tests.engine.model.mtp_checkpoints import (
@@ -42,8 +44,9 @@ ModelWithHead = Callable[..., LoadedModel]
 
 @pytest.fixture(scope="module")
 def model_with_head(tmp_path_factory: pytest.TempPathFactory) -> ModelWithHead:
-    """model_with_head(architecture, dtype="bfloat16", is_twin=False, **settings): makes a checkpoint and loads it."""
+    """model_with_head(architecture, dtype="bfloat16", is_twin=False, **settings): loads a checkpoint of its own, once."""
 
+    @cache
     def load(architecture: str, dtype: str = "bfloat16", is_twin: bool = False, **settings: Any) -> LoadedModel:
         directory = tmp_path_factory.mktemp("heads")
         edits = [make_twin] if is_twin else []
@@ -123,13 +126,11 @@ def test_each_request_gets_the_draft_that_it_would_alone(model_with_head: ModelW
 # Answers.
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("is_twin", [False, True], ids=["random", "twin"])
-@pytest.mark.parametrize("architecture", KINDS)
+@pytest.mark.parametrize(("architecture", "head", "dtype"), crossed(KINDS, ("random", "twin"), ("float32", "bfloat16")))
 def test_answers_stay_the_same_bit_for_bit(
-    architecture: str, is_twin: bool, dtype: str, model_with_head: ModelWithHead
+    architecture: str, head: str, dtype: str, model_with_head: ModelWithHead
 ) -> None:
-    model = model_with_head(architecture, dtype, is_twin)
+    model = model_with_head(architecture, dtype, is_twin=head == "twin")
     plain = answers(tiny_engine(model, num_speculative_tokens=0))
     assert answers(always_drafting(model)) == plain
     assert answers(always_drafting(model, num_blocks=24, block_size=4)) == plain
@@ -204,27 +205,27 @@ def drafting_late(runs: Engine) -> None:
     let_always_draft(runs, 2)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "glm4_moe"])
-@pytest.mark.parametrize(
-    ("scene", "settings"),
-    [
-        (alone, {"length": 1}),
-        (alone, {"block_size": 5}),
-        (alone, {"max_num_batched_tokens": 7}),
-        (after_its_prefix, {"block_size": 4}),
-        (beside_others, {"max_num_batched_tokens": 16, "max_prefill_tokens_per_gap": 4}),
-        (beside_others, {"num_blocks": 28, "block_size": 4}),
-        (after_one_that_does_not_draft, {"block_size": 4}),
-        (drafting_late, {}),
-    ],
-)
+SCENES: dict[str, tuple[Callable[[Engine], None], dict[str, int]]] = {
+    "one draft token": (alone, {"length": 1}),
+    "other blocks": (alone, {"block_size": 5}),
+    "chunks": (alone, {"max_num_batched_tokens": 7}),
+    "after its prefix": (after_its_prefix, {"block_size": 4}),
+    "beside others": (beside_others, {"max_num_batched_tokens": 16, "max_prefill_tokens_per_gap": 4}),
+    "preempted": (beside_others, {"num_blocks": 28, "block_size": 4}),
+    "after one that does not draft": (after_one_that_does_not_draft, {"block_size": 4}),
+    "drafting late": (drafting_late, {}),
+}
+
+
+@pytest.mark.parametrize(("scene", "architecture"), crossed(SCENES, ("llama", "glm4_moe")))
 def test_what_it_keeps_depends_on_the_requests_own_tokens_alone(
-    scene: Callable[[Engine], None], settings: dict[str, int], architecture: str, model_with_head: ModelWithHead
+    scene: str, architecture: str, model_with_head: ModelWithHead
 ) -> None:
+    run, settings = SCENES[scene]
     model = model_with_head(architecture, is_twin=True)
     plain, runs = always_drafting(model), always_drafting(model, **settings)
     alone(plain)
-    scene(runs)
+    run(runs)
     answer = tokens_of(run_to_end(plain)["a"])
     assert tokens_of(run_to_end(runs)["a"])[-9:] == answer[-9:]
     num_tokens = len(TEXT) + len(answer) - 6

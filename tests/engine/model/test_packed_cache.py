@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from itertools import chain, product
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from engine.model.decoder_parts import DecoderParts
 from engine.model.setup import load_model_runner
 from engine.runner.model_inputs import build_inputs
 from engine.runner.model_runner import ModelRunner
+from tests.crossed import crossed
 from tests.engine.model.mtp_checkpoints import make_checkpoint_with_head
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.tiny_models import make_checkpoint
@@ -91,15 +92,9 @@ def are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return all(map(torch.equal, some, others)) and len(some) == len(others)
 
 
-def kinds() -> Iterator[Any]:
-    """Yields every architecture in every precision. Those are slow in which an architecture differs from Llama's by
-    nothing that is kept in another way."""
-    for name, dtype, quantization in product(KNOWN, ("float32", "bfloat16"), ("none", "int8", "int4")):
-        is_first = name == KNOWN[0] or (dtype, quantization) == ("bfloat16", "int4")
-        yield pytest.param(name, dtype, quantization, marks=() if is_first else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("name", "dtype", "quantization"), [*kinds()])
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"), crossed(KNOWN, ("float32", "bfloat16"), ("none", "int8", "int4"))
+)
 def test_a_kept_model_computes_the_same_bits(name: str, dtype: str, quantization: str, tmp_path: Path) -> None:
     model, cache = make_checkpoint(name, tmp_path), tmp_path / "cache"
     settings = {"dtype": dtype, "quantization": quantization}

@@ -30,7 +30,7 @@ from tests.engine.tiny_models import (
 )
 from tests.engine.weights.rounding import rounded_rows, rounded_weight
 
-pytestmark = pytest.mark.usefixtures("two_threads")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("architecture", slow_but(ARCHITECTURES, "llama", "gpt2", "deepseek_v3", "jamba"))
