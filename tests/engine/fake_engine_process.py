@@ -245,4 +245,5 @@ def load_again(how: str, number: int, engine: FakeEngine) -> None:
 
 
 if __name__ == "__main__":
+    process.PARENT_GRACE_S = 1.0
     sys.exit(process.main(sys.argv[1:], load))

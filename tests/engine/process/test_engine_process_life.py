@@ -79,7 +79,9 @@ def test_an_engine_that_is_silent_while_idle_is_healthy() -> None:
     asyncio.run(check())
 
 
-def test_a_silent_engine_is_unavailable_and_no_error_of_ours() -> None:
+def test_a_silent_engine_is_unavailable_and_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.process.engine_process._STOP_GRACE_S", 0.1)
+
     async def check() -> None:
         async with running() as engine:
             task = asyncio.create_task(error_of(collect(engine, request(fake.HANG))))
@@ -103,13 +105,13 @@ def test_an_engine_that_works_is_healthy_however_long() -> None:
 
 def test_a_pause_of_the_server_is_not_the_engines_silence() -> None:
     async def check() -> None:
-        async with running(max_silence_s=1.0) as engine:
+        async with running(max_silence_s=0.5) as engine:
             task = asyncio.create_task(error_of(collect(engine, request(fake.HANG))))
             await eventually(lambda: engine.num_live == 1)
-            time.sleep(2.0)
+            time.sleep(1.0)
             paused_until_s = time.monotonic()
             assert isinstance(await task, EngineFailedError)
-            assert time.monotonic() - paused_until_s > 0.9
+            assert time.monotonic() - paused_until_s > 0.4
 
     asyncio.run(check())
 

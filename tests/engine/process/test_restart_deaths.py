@@ -13,6 +13,8 @@ from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, error_of, eventually, held_by, request, running
 from tests.engine.process.restarts import Watcher, all_tokens, expected, kill_engine, streams
 
+pytestmark = pytest.mark.usefixtures("soon")
+
 
 @pytest.mark.parametrize(
     ("command", "words"),

@@ -25,6 +25,8 @@ from tests.engine.async_engines import (
 )
 from tests.engine.process.restarts import Watcher, all_tokens, expected, is_down, kill_engine, streams
 
+pytestmark = pytest.mark.usefixtures("soon")
+
 
 async def give_up(engine: AsyncEngine, error: BaseException | None) -> None:
     assert isinstance(error, EngineFailedError)

@@ -17,6 +17,8 @@ from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, eventually, held_by, request, running, text_of, tokens_of
 from tests.engine.process.restarts import Watcher, all_tokens, expected, is_down, kill_engine, streams
 
+pytestmark = pytest.mark.usefixtures("soon")
+
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSEGV])
 def test_streams_go_on_where_the_engine_died(signal_number: int) -> None:

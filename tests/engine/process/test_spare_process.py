@@ -12,6 +12,8 @@ from engine.process import spare_process
 from tests.engine.async_engines import children, eventually, running
 from tests.engine.process.restarts import Watcher, all_tokens, expected, streams
 
+pytestmark = pytest.mark.usefixtures("soon")
+
 
 @pytest.fixture(autouse=True)
 def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
