@@ -44,7 +44,7 @@ ModelWithHead = Callable[..., LoadedModel]
 
 @pytest.fixture(scope="module")
 def model_with_head(tmp_path_factory: pytest.TempPathFactory) -> ModelWithHead:
-    """model_with_head(architecture, dtype="bfloat16", is_twin=False, **settings): loads a checkpoint of its own, once."""
+    """model_with_head(architecture, dtype="bfloat16", is_twin=False, **settings): loads a checkpoint of it, once."""
 
     @cache
     def load(architecture: str, dtype: str = "bfloat16", is_twin: bool = False, **settings: Any) -> LoadedModel:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.model.kernel_forward import KernelForward
+from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.golden_tokens import MAX_TOKENS, generated, prompts
 from tests.engine.ranks.rank_answers import answers, check_equal
@@ -17,6 +18,12 @@ pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
 # heads cut, experts in the kernels, nothing fused, experts with biases, and recurrent states
 EVERY_WAY = ("llama", "mixtral", "gemma3", "gpt_oss", "jamba")
+
+PRECISIONS = {
+    "int8": {"quantization": "int8"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int4": {"quantization": "int4", "dtype": "bfloat16"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +43,11 @@ def test_ranks_of_further_architectures_change_no_bit(architecture: str, checkpo
     check_equal(checkpoint(architecture), (2, 3))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4", "dtype": "bfloat16"}],
-    ids=["bfloat16", "int8", "int4"],
-)
-@pytest.mark.parametrize("architecture", ["mixtral", WIDE])
+@pytest.mark.parametrize(("precision", "architecture"), crossed(PRECISIONS, ("mixtral", WIDE)))
 def test_ranks_change_no_bit_of_any_weights(
-    architecture: str, settings: dict[str, str], checkpoint: Callable[[str], Path]
+    precision: str, architecture: str, checkpoint: Callable[[str], Path]
 ) -> None:
-    check_equal(checkpoint(architecture), (3,), **settings)
+    check_equal(checkpoint(architecture), (3,), **PRECISIONS[precision])
 
 
 def test_ranks_change_no_bit_of_a_draft(checkpoint: Callable[[str], Path]) -> None:

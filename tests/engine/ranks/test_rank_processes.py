@@ -19,7 +19,7 @@ from engine.ranks.processes import RankProcesses
 from tests.engine.async_engines import Words, eventually, request
 from tests.engine.fakes import add, run_to_end
 from tests.engine.process.restarts import Watcher
-from tests.engine.tiny_models import make_checkpoint
+from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("ops")
 
@@ -61,10 +61,11 @@ def test_processes_give_the_answers_of_one() -> None:
     assert rank_pids() == []
 
 
-def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:
+def test_more_ranks_than_heads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "llama", ("LlamaConfig", {"num_attention_heads": 2}))
     path = make_checkpoint("llama", tmp_path)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 5 is more than the 4 attention heads of .*: use 4"):
-        load_engine(config(path, 5))
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3 is more than the 2 attention heads of .*: use 2"):
+        load_engine(config(path, 3))
     assert rank_pids() == []
 
 
