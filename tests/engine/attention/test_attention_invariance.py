@@ -31,6 +31,7 @@ INVARIANT = [
         replace(shape, dtype=dtype),
         options,
         id=f"{named}-{shape_id}-{options_id}-{str(dtype).removeprefix('torch.')}",
+        marks=() if named == "reference" or (options_id == "all") == (dtype is BF16) else pytest.mark.slow,
     )
     for named in ("reference", "kernel")
     for shape_id, shape in SHAPES.items()
@@ -44,6 +45,7 @@ INVARIANT += [
         replace(QUANTIZABLE[shape_id], dtype=dtype, kv_dtype=kv_dtype),
         OPTIONS[options_id],
         id=f"{named}-{shape_id}-{options_id}-{str(dtype).removeprefix('torch.')}-{kv}",
+        marks=() if (options_id == "all") == (dtype is BF16) else pytest.mark.slow,
     )
     for named, shape_id, options_id in (
         ("reference", "values_larger", "all"),

@@ -1,6 +1,7 @@
 """Gaps between tokens of an engine whose steps advance its clock, by a law that it does not know."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -53,14 +54,17 @@ def timed_engine(law: Law, target_ms: float) -> Engine:
     return assemble(config, fake_info(4096, 16, 40_000), runner, clock=lambda: runner.now_s)
 
 
-def loaded(engine: Engine) -> Iterator[StepStats]:
-    """Yields the steps of an engine that has eight streams and always a long prompt to compute."""
+@cache
+def loaded(law: Law, target_ms: float) -> list[StepStats]:
+    """Returns the steps of an engine that has eight streams and always a long prompt to compute."""
+    engine, steps = timed_engine(law, target_ms), []
     for index in range(8):
         add(engine, f"stream {index}", [2] * 30, max_tokens=30_000)
     for number in range(3000):
         if number % 200 == 20:
             add(engine, f"long {number}", [number // 200] + [3] * (500 * (1 + number // 200)), max_tokens=1)
-        yield engine.step().stats
+        steps.append(engine.step().stats)
+    return steps
 
 
 def gaps(steps: list[StepStats]) -> list[float]:
@@ -73,19 +77,22 @@ def gaps(steps: list[StepStats]) -> list[float]:
     ]
 
 
-CASES = [(on_a_cpu, 130), (on_a_cpu, 200), (on_a_gpu, 20), (on_a_gpu, 100), (with_slow_attention, 500)]
+CASES = [
+    *[(on_a_cpu, 200), (on_a_gpu, 20), (with_slow_attention, 500)],
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(on_a_cpu, 130), (on_a_gpu, 100)]),
+]
 
 
 @pytest.mark.parametrize(("law", "target_ms"), CASES)
 def test_gaps_are_within_the_target(law: Law, target_ms: float) -> None:
-    found = gaps(list(loaded(timed_engine(law, target_ms))))
+    found = gaps(loaded(law, target_ms))
     late = [gap for gap in found[1:] if gap > target_ms / 1000]
     assert late == []
 
 
 @pytest.mark.parametrize("law", [on_a_cpu, on_a_gpu])
 def test_no_gap_is_predicted_to_be_longer_than_the_target(law: Law) -> None:
-    steps = list(loaded(timed_engine(law, 140)))
+    steps = loaded(law, 140)
     predicted = [
         (prefill.predicted_s or 0) + (decode.predicted_s or 0)
         for prefill, decode in pairwise(steps)
@@ -100,20 +107,20 @@ def is_mixed(before: StepStats, step: StepStats) -> bool:
 
 
 def test_the_time_that_the_target_leaves_is_used() -> None:
-    steps = list(loaded(timed_engine(on_a_cpu, 200)))[-1500:]
+    steps = loaded(on_a_cpu, 200)[-1500:]
     mixed = [before.model_s + step.model_s for before, step in pairwise(steps) if is_mixed(before, step)]
     assert sum(mixed) / len(mixed) > 0.9 * 0.2
 
 
 def test_long_prompts_are_read_while_streams_are_slower_than_the_target() -> None:
-    pairs = pairwise(list(loaded(timed_engine(on_a_cpu, 10)))[100:])
+    pairs = pairwise(loaded(on_a_cpu, 10)[100:])
     shares = [a.model_s / b.model_s for a, b in pairs if a.phase is Phase.PREFILL and a.num_tokens > MIN_CHUNK]
     assert sorted(shares)[len(shares) // 2] == pytest.approx(2, rel=0.1)
 
 
 @pytest.mark.parametrize("law", [on_a_cpu, on_a_gpu, with_slow_attention])
 def test_predictions_become_exact_where_the_law_is_simple(law: Law) -> None:
-    for step in list(loaded(timed_engine(law, 200)))[-500:]:
+    for step in loaded(law, 200)[-500:]:
         assert step.predicted_s == pytest.approx(step.model_s, rel=0.02)
 
 
