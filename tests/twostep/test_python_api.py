@@ -17,7 +17,7 @@ import twostep
 from tests.soak.server import ROOT, running_server
 from twostep import LLM, AsyncEngine, RequestOutput, SamplingParams, TwostepError
 
-SETTINGS: dict[str, Any] = {"max_num_seqs": 8, "packed_cache": "off", "dtype": "float32"}
+SETTINGS: dict[str, Any] = {"max_num_seqs": 8, "dtype": "float32"}
 PROMPTS = ["A list is", "def add(a, b):", "The tuple"]
 MESSAGES = [{"role": "user", "content": "What is a list?"}]
 

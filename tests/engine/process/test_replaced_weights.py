@@ -57,6 +57,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EMBEDDED_MODEL, tmp_path / "model"))
 
 
+@pytest.mark.slow
 def test_the_same_weights_in_a_new_file_go_on(folder: Path) -> None:
     watcher = Watcher()
     assert len(asyncio.run(generate(folder, write_again, watcher))) == 900
