@@ -22,7 +22,7 @@ HOW = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with running_server() as server:
+    with running_server("--num-threads", "2") as server:  # more than tests have where they do not ask
         yield server
 
 

@@ -21,7 +21,7 @@ from tests.engine.fakes import add, run_to_end
 from tests.engine.process.restarts import Watcher
 from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
 
-pytestmark = pytest.mark.usefixtures("ops")
+pytestmark = pytest.mark.usefixtures("ops", "two_threads")
 
 EMBEDDED_MODEL = Path(__file__).parents[3] / "engine" / "embedded_model"
 
