@@ -27,6 +27,8 @@ class LayerShape:
     head_size_v: int
     layer: int | None = None
     """The layer's number in the model; None if it is its place among the attention layers."""
+    window: int | None = None
+    """Positions that a token sees, its own included; None for all."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Returns what a token takes in a cache of this type (`engine.attention.kv_format`)."""
@@ -66,7 +68,8 @@ class LayerCache(NamedTuple):
 
 class KVCache:
     """The paged keys and values of all layers. Pages stay unallocated until blocks near them are about to be written
-    (`prefault`)."""
+    (`prefault`). Layers may be in groups, each with block tables of its own (`engine.core.kv_groups`): then a block is
+    of one group, and layers at the same place of their groups, which have equal shapes, share tensors."""
 
     hidden: Tensor | None  # [num_blocks, block_size, hidden_size]
     """The hidden state of each token, where they are kept."""
@@ -80,8 +83,10 @@ class KVCache:
         device: torch.device,
         hidden: HiddenShape | None = None,
         shared: SharedPages | None = None,
+        groups: Sequence[int] = (),
     ) -> None:
-        """`shared` is memory that outlives this process, if the cache is to lie there."""
+        """`shared` is memory that outlives this process, if the cache is to lie there; `groups` has the group of each
+        layer, none if all are in one."""
         pages = shared or PrivatePages()
 
         def allocate(layer: LayerShape, head_size: int) -> Tensor:
@@ -91,9 +96,13 @@ class KVCache:
         self.shared = shared
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers = tuple(
-            LayerCache(allocate(layer, layer.head_size), allocate(layer, layer.head_size_v)) for layer in layers
-        )
+        self.groups = tuple(groups) or (0,) * len(layers)
+        """Group of each layer."""
+        by_place: list[LayerCache] = []
+        for layer, place in zip(layers, places_in(self.groups), strict=True):
+            if place == len(by_place):
+                by_place.append(LayerCache(allocate(layer, layer.head_size), allocate(layer, layer.head_size_v)))
+        self.layers = tuple(by_place[place] for place in places_in(self.groups))
         self.hidden = None
         if hidden is not None:
             self.hidden = pages.empty((num_blocks, block_size, hidden.size), hidden.dtype, device)
@@ -105,6 +114,18 @@ class KVCache:
         """Returns the cache of the model's layer of this number, which has attention."""
         return self.layers[self._places[layer]]
 
+    def group_of(self, layer: int) -> int:
+        """Returns the group of the model's layer of this number."""
+        return self.groups[self._places[layer]]
+
+    def window_of(self, layer: int) -> int | None:
+        """Returns how many positions a token sees in the model's layer of this number; None for all."""
+        return self._shapes[self._places[layer]].window
+
+    @property
+    def num_groups(self) -> int:
+        return max(self.groups, default=0) + 1
+
     @cached_property
     def _places(self) -> dict[int, int]:
         """The place of each layer by its number; a draft model's come behind those of the model, with the same ones."""
@@ -114,18 +135,20 @@ class KVCache:
         return places
 
     def like_it(self, num_blocks: int) -> "KVCache":
-        """Returns an empty cache of as many layers of the same shapes, without hidden states, in memory of its own."""
+        """Returns an empty cache of as many layers of the same shapes, in one group, without hidden states, in memory
+        of its own."""
         keys = self.layers[0].keys
         return KVCache(self._shapes, num_blocks, self.block_size, keys.dtype, keys.device)
 
     def _tensors(self) -> list[Tensor]:
-        return [*chain.from_iterable(self.layers), *([] if self.hidden is None else [self.hidden])]
+        tensors = {id(tensor): tensor for tensor in chain.from_iterable(self.layers)}  # groups share them
+        return [*tensors.values(), *([] if self.hidden is None else [self.hidden])]
 
     def of_layers(self, layers: slice) -> "KVCache":
         """Returns the cache of some of the layers, those of the model or of its draft model, and of hidden states. It
         shares their memory, whose pages the whole cache allocates."""
         part = copy.copy(self)
-        part.layers, part._shapes = self.layers[layers], self._shapes[layers]
+        part.layers, part._shapes, part.groups = self.layers[layers], self._shapes[layers], self.groups[layers]
         vars(part).pop("_places", None)
         return part
 
@@ -135,7 +158,7 @@ class KVCache:
         `last_block` is the highest block that the step writes, `num_tokens` how many tokens it writes.
         """
         with self._writing:
-            self._pages.prefault(last_block, num_tokens / self.block_size)
+            self._pages.prefault(last_block, self.num_groups * num_tokens / self.block_size)
 
     def map_allocated(self, last_block: int) -> None:
         """Maps the pages of the blocks up to this one, which an earlier process has allocated."""
@@ -160,6 +183,14 @@ class KVCache:
         return sum(tensor.nbytes for tensor in self._tensors())
 
 
-def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes, over all layers."""
-    return block_size * sum(layer.bytes_per_token(dtype) for layer in layers)
+def bytes_per_block(
+    layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, groups: Sequence[int] = ()
+) -> int:
+    """Bytes that one block takes, over all layers, or if they are in groups, over those of one group."""
+    places = dict(zip(places_in(groups or (0,) * len(layers)), layers, strict=True))
+    return block_size * sum(layer.bytes_per_token(dtype) for layer in places.values())
+
+
+def places_in(groups: Sequence[int]) -> list[int]:
+    """Returns the place of each layer in its group."""
+    return [groups[:layer].count(group) for layer, group in enumerate(groups)]

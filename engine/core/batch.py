@@ -112,6 +112,9 @@ class ScheduledRequest:
     """Whether every prompt token after the first needs its log-probability."""
     adapter: int | None = None
     """Number of the adapter that its tokens are computed with; None for the model as it is."""
+    window_tables: tuple[tuple[int, ...], ...] = ()
+    """As `block_table`, which is that of the first group of layers, for each other group. For positions that no token
+    of the step sees in a group, any block stands there."""
 
     @property
     def end(self) -> int:

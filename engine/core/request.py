@@ -97,6 +97,11 @@ class Request:
     num_drafted_tokens: int = 0
     """Positions [0, num_drafted_tokens) have the draft model's own KV, too, if it has any."""
     block_table: list[int] = field(default_factory=list)
+    window_tables: list[list[int]] = field(default_factory=list)
+    """The block tables of the other groups of layers, if there are several: of those that see a window."""
+    num_hidden_blocks: int = 0
+    """Blocks at the beginning that no later token sees in windowed layers. They were given back: in their places, in
+    the tables of these layers, stands the block behind them."""
     state_slot: int | None = None
     """Slot of its recurrent states while it runs; None for models without any."""
     restored_slot: int | None = None
@@ -132,6 +137,12 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks that it holds, in all tables together."""
+        num_hidden = self.num_hidden_blocks * max(1, len(self.window_tables))
+        return len(self.block_table) + sum(map(len, self.window_tables)) - num_hidden
 
     @property
     def num_uncomputed_tokens(self) -> int:

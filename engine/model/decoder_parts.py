@@ -179,8 +179,8 @@ class LayerParts(msgspec.Struct, frozen=True, eq=False):
     def bound(self, cache: KVCache) -> Any:
         """Returns the layer, which attends over its part of the cache."""
         before, after = self.attention.bound(), self.bound_after()
-        part = cache.of_layer(self.attention.layer)
-        return torch.classes.twostep.Layer(before, after, *part, *self.attention.params, self.rotation)
+        part, group = cache.of_layer(self.attention.layer), cache.group_of(self.attention.layer)
+        return torch.classes.twostep.Layer(before, after, *part, group, *self.attention.params, self.rotation)
 
 
 class RotaryParts(msgspec.Struct, frozen=True, eq=False):

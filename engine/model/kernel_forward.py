@@ -41,10 +41,10 @@ class KernelForward:
         hidden, of_layers = self._run_decoder(
             inputs.token_ids,
             inputs.positions,
-            paged.block_tables,
+            [group.block_tables for group in inputs.groups],
             paged.cu_seqlens_q,
             paged.context_lens,
-            paged.slot_mapping,
+            [group.slot_mapping for group in inputs.groups],
             None if wants_last else rows,
             layers,
             inputs.adapters,

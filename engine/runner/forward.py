@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from engine.attention import AttentionBackend, AttentionMetadata
 from engine.attention.kv_cache import KVCache
 from engine.attention.registry import AttentionCall, attention_handler
+from engine.core.errors import UnsupportedModelError
 from engine.mixers.draft_step import DraftStep
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer, state_handler
@@ -86,7 +87,7 @@ class TransformersForward:
     ) -> ForwardOutput:
         """Runs the model on the tokens or embeddings among `arguments`, one long sequence to it."""
         rows = None if kept is None else kept_rows(kept, inputs)
-        handler = _PagedAttention(self._backend, self._cache, inputs.attention)
+        handler = _PagedAttention(self._backend, self._cache, inputs.groups)
         self._draft_step = DraftStep(inputs.states) if inputs.states and inputs.states.has_drafts else None
         states = _SlottedStates(self._states, inputs.states, self._draft_step)
         if rows is not None:
@@ -180,15 +181,20 @@ def kept_rows(kept: Sequence[int], inputs: ModelInputs) -> Tensor:
 class _PagedAttention:
     """Writes each layer's keys and values to the cache, then attends over it."""
 
-    def __init__(self, backend: AttentionBackend, cache: KVCache, metadata: AttentionMetadata) -> None:
+    def __init__(self, backend: AttentionBackend, cache: KVCache, groups: Sequence[AttentionMetadata]) -> None:
         self._backend = backend
         self._cache = cache
-        self._metadata = metadata
+        self._groups = groups
 
     def attend(self, call: AttentionCall) -> Tensor:
-        cache = self._cache.of_layer(call.layer)
-        self._backend.write_kv(call.key, call.value, cache, self._metadata.slot_mapping)
-        return self._backend.paged_attention(call.query, cache, self._metadata, call.params)
+        cache, metadata = self._cache.of_layer(call.layer), self._groups[self._cache.group_of(call.layer)]
+        window = self._cache.window_of(call.layer)
+        if window is not None and call.params.sliding_window != window:  # what is before it may be given back
+            raise UnsupportedModelError(
+                f"Layer {call.layer} sees a window of {call.params.sliding_window} tokens, and saw one of {window}."
+            )
+        self._backend.write_kv(call.key, call.value, cache, metadata.slot_mapping)
+        return self._backend.paged_attention(call.query, cache, metadata, call.params)
 
 
 class _SlottedStates:

@@ -1,5 +1,6 @@
 """A loaded model, ready to run, with everything that its runner must know about it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,8 @@ class LoadedModel:
         """The hidden states that the KV cache keeps, for a head."""
         return HiddenShape(self.hidden_size, self.dtype) if self.has_head else None
 
-    def bytes_per_block(self, block_size: int) -> int:
-        """Returns the bytes that a block of the KV cache takes, over all layers and with hidden states."""
+    def bytes_per_block(self, block_size: int, groups: Sequence[int] = ()) -> int:
+        """Returns the bytes that a block of the KV cache takes, over all layers and with hidden states, or if the
+        layers are in groups, over those of one group."""
         hidden = self.kept_hidden.bytes_per_token * block_size if self.kept_hidden else 0
-        return bytes_per_block(self.kv_layers, block_size, self.kv_dtype) + hidden
+        return bytes_per_block(self.kv_layers, block_size, self.kv_dtype, groups) + hidden

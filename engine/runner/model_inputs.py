@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import torch
@@ -20,10 +20,18 @@ class ModelInputs:
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     attention: AttentionMetadata
+    """That of the first group of layers."""
     states: StateMetadata | None
     """None for models without recurrent states."""
     adapters: Tensor | None = None  # [num_tokens] int64
     """Number of each token's adapter, -1 for none; None if no token has any."""
+    windowed: tuple[AttentionMetadata, ...] = ()
+    """That of the other groups of layers, which have block tables of their own."""
+
+    @property
+    def groups(self) -> tuple[AttentionMetadata, ...]:
+        """The metadata of each group of layers."""
+        return self.attention, *self.windowed
 
 
 def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: torch.device) -> ModelInputs:
@@ -40,12 +48,12 @@ def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: 
         device,
         [token_id for request in requests for token_id in request.token_ids],
         [position for request in requests for position in range(request.start, request.end)],
-        [slot for request in requests for slot in slots_of(request, range(request.start, request.end), block_size)],
+        _slots(requests, block_size),
     )
     block_tables, cu_seqlens_q, lens = _on_device(
         torch.int32,
         device,
-        [block for request in requests for block in _padded_table(request, block_size, max_blocks)],
+        _tables(requests, block_size, max_blocks),
         [*accumulate(lengths, initial=0)],
         context_lens,
     )
@@ -57,7 +65,30 @@ def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: 
         max_seqlen_q=max(lengths),
         max_context_len=max(context_lens),
     )
-    return ModelInputs(token_ids, positions, attention, _states(requests, device), _adapters(requests, device))
+    windowed = tuple(
+        _in_window_group(attention, requests, group, block_size) for group in range(len(requests[0].window_tables))
+    )
+    states, adapters = _states(requests, device), _adapters(requests, device)
+    return ModelInputs(token_ids, positions, attention, states, adapters, windowed)
+
+
+def _in_window_group(
+    first: AttentionMetadata, requests: Sequence[ScheduledRequest], group: int, block_size: int
+) -> AttentionMetadata:
+    """Returns the metadata of a group of layers with block tables of its own, from that of the first group."""
+    own = [replace(request, block_table=request.window_tables[group]) for request in requests]
+    (slots,) = _on_device(torch.int64, first.slot_mapping.device, _slots(own, block_size))
+    max_blocks = first.block_tables.shape[1]
+    (tables,) = _on_device(torch.int32, first.block_tables.device, _tables(own, block_size, max_blocks))
+    return replace(first, slot_mapping=slots, block_tables=tables.view_as(first.block_tables))
+
+
+def _slots(requests: Sequence[ScheduledRequest], block_size: int) -> list[int]:
+    return [slot for request in requests for slot in slots_of(request, range(request.start, request.end), block_size)]
+
+
+def _tables(requests: Sequence[ScheduledRequest], block_size: int, max_blocks: int) -> list[int]:
+    return [block for request in requests for block in _padded_table(request, block_size, max_blocks)]
 
 
 def _adapters(requests: Sequence[ScheduledRequest], device: torch.device) -> Tensor | None:

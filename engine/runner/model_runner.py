@@ -119,7 +119,11 @@ class ModelRunner:
         """Runs the model, and what proposes beside it. Returns logits and hidden states at the `kept` positions of the
         flat batch; None keeps all."""
         block_size = self._cache.block_size
-        last_block = max(request.block_table[(request.end - 1) // block_size] for request in batch.requests)
+        last_block = max(
+            table[(request.end - 1) // block_size]
+            for request in batch.requests
+            for table in (request.block_table, *request.window_tables)
+        )
         self._cache.prefault(last_block, batch.num_tokens)
         inputs = build_inputs(batch.requests, block_size, self._model.device)
         output = self._run_model(inputs, kept, self._proposer.hidden_of)

@@ -55,7 +55,7 @@ class FairTurns:
     def _is_above_its_share(self, tenant: str, weights: dict[str, float], running: Sequence[Request]) -> bool:
         """Whether the tenant holds more than its weight's part of the places or of the blocks."""
         share = weights[tenant] / sum(weights.values())
-        own = [len(request.block_table) for request in running if request.tenant == tenant]
+        own = [request.num_blocks for request in running if request.tenant == tenant]
         return len(own) > share * self._max_num_seqs or sum(own) > share * self._num_blocks
 
 

@@ -15,7 +15,7 @@ def state_of(request: Request, waiting: FairQueue) -> RequestState:
         num_before=waiting.num_before(request) if request.status is RequestStatus.WAITING else None,
         num_computed_tokens=request.num_computed_tokens,
         num_cached_tokens=request.num_cached_tokens,
-        num_blocks=len(request.block_table),
+        num_blocks=request.num_blocks,
     )
 
 

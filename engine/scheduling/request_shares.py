@@ -48,6 +48,7 @@ def share_of(
         token_ids=[*request.token_ids(start, end), *draft.token_ids],
         start=start,
         block_table=tuple(request.block_table),
+        window_tables=tuple(map(tuple, request.window_tables)),
         state_slot=request.state_slot,
         restored_slot=request.restored_slot,
         saved_slot=kv.checkpoint(request, end),

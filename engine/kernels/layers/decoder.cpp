@@ -113,22 +113,25 @@ at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x
   return (residual + added).unsqueeze(0);
 }
 
-// A layer with the parameters of its attention, its part of the KV cache, and the number of its rotation.
+// A layer with the parameters of its attention, its part of the KV cache, whose group of layers has block tables of its
+// own, and the number of its rotation.
 struct Layer : torch::CustomClassHolder {
   Ref<BeforeAttention> before;
   Ref<AfterAttention> after;
   at::Tensor keys, values;
+  size_t group;
   double scaling;
   std::optional<int64_t> sliding_window;
   std::optional<double> softcap;
   OptionalTensor sinks;
   size_t rotation;
 
-  Layer(Ref<BeforeAttention> before, Ref<AfterAttention> after, at::Tensor keys, at::Tensor values, double scaling,
-        std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks, int64_t rotation)
+  Layer(Ref<BeforeAttention> before, Ref<AfterAttention> after, at::Tensor keys, at::Tensor values, int64_t group,
+        double scaling, std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks,
+        int64_t rotation)
       : before(std::move(before)), after(std::move(after)), keys(std::move(keys)), values(std::move(values)),
-        scaling(scaling), sliding_window(sliding_window), softcap(softcap), sinks(std::move(sinks)),
-        rotation(static_cast<size_t>(rotation)) {}
+        group(static_cast<size_t>(group)), scaling(scaling), sliding_window(sliding_window), softcap(softcap),
+        sinks(std::move(sinks)), rotation(static_cast<size_t>(rotation)) {}
 };
 
 // The angles of a rotary embedding: frequencies [up to half a head], and a factor of the tables.
@@ -197,9 +200,10 @@ struct Decoder : torch::CustomClassHolder {
 
 constexpr int64_t kFewTokens = 64;
 
-// The batch of attention, as in engine/attention/metadata.py.
+// The batch of attention, as in engine/attention/metadata.py, with the block tables of each group of layers.
 struct Sequences {
-  at::Tensor block_tables, cu_seqlens_q, context_lens;
+  std::vector<at::Tensor> block_tables;
+  at::Tensor cu_seqlens_q, context_lens;
 
   // Returns these tokens as sequences of one token each; `positions` are those of all tokens.
   Sequences of_tokens(const at::Tensor& tokens, const at::Tensor& positions) const {
@@ -213,17 +217,21 @@ struct Sequences {
       owners.mutable_data_ptr<int64_t>()[i] = next - starts - 1;
       lens.mutable_data_ptr<int32_t>()[i] = position[token[i]] + 1;
     }
-    return {take_rows(block_tables, owners), at::arange(count + 1, cu_seqlens_q.options()), lens};
+    std::vector<at::Tensor> tables;
+    for (const at::Tensor& each : block_tables) tables.push_back(take_rows(each, owners));
+    return {tables, at::arange(count + 1, cu_seqlens_q.options()), lens};
   }
 };
 
-// token_ids and positions [T], block_tables to slot_mapping as in engine/attention/metadata.py -> the input of the
-// head, [T, H], or of the `kept` tokens only; and the inputs of the `recorded` layers beside each other, if there are
-// any; `adapters` [T] has the number of each token's adapter, or -1
+// token_ids and positions [T], block_tables to slot_mappings as in engine/attention/metadata.py, for each group of
+// layers -> the input of the head, [T, H], or of the `kept` tokens only; and the inputs of the `recorded` layers beside
+// each other, if there are any; `adapters` [T] has the number of each token's adapter, or -1
 std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
-                                                   const at::Tensor& positions, const at::Tensor& block_tables,
+                                                   const at::Tensor& positions,
+                                                   const std::vector<at::Tensor>& block_tables,
                                                    const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
-                                                   const at::Tensor& slot_mapping, const OptionalTensor& kept,
+                                                   const std::vector<at::Tensor>& slot_mappings,
+                                                   const OptionalTensor& kept,
                                                    const std::vector<int64_t>& recorded,
                                                    const OptionalTensor& adapters) {
   std::vector<std::tuple<at::Tensor, at::Tensor>> rotations;
@@ -243,7 +251,7 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
     if (std::find(recorded.begin(), recorded.end(), number) != recorded.end()) inputs.push_back(x.clone());
     const auto& [cos, sin] = rotations[layer.rotation];
     auto [query, key, value] = layer.before->project(normed, cos, sin, work, rows);
-    write_kv(key, value, layer.keys, layer.values, slot_mapping);
+    write_kv(key, value, layer.keys, layer.values, slot_mappings.at(layer.group));
     const bool is_last = i + 1 == num_layers;
     if (kept && is_last) {  // of other tokens only keys and values are needed
       x = take_rows(x, *kept);
@@ -252,9 +260,9 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
       rows = rows.taken(*kept);
     }
     const at::Tensor attended =
-        paged_attention(query, layer.keys, layer.values, sequences.block_tables, sequences.cu_seqlens_q,
-                        sequences.context_lens, layer.scaling, layer.sliding_window, layer.softcap, layer.sinks,
-                        work.attended);
+        paged_attention(query, layer.keys, layer.values, sequences.block_tables.at(layer.group),
+                        sequences.cu_seqlens_q, sequences.context_lens, layer.scaling, layer.sliding_window,
+                        layer.softcap, layer.sinks, work.attended);
     const auto [residual, added] = (*layer.after)(x, attended, work, rows);
     std::tie(x, normed) = add_and_norm(decoder->norm_before(i + 1), residual, added, work.residual,
                                        is_last ? returned : work.normed);
@@ -281,8 +289,8 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<Mixture>("Mixture").def(torch::init<Ref<Router>, Ref<moe::Experts>>());
   library.class_<AfterAttention>("AfterAttention").def(torch::init(&after_attention_of));
   library.class_<Layer>("Layer").def(
-      torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, double, std::optional<int64_t>,
-                  std::optional<double>, OptionalTensor, int64_t>());
+      torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, int64_t, double,
+                  std::optional<int64_t>, std::optional<double>, OptionalTensor, int64_t>());
   library.class_<Rotation>("Rotation").def(torch::init<at::Tensor, double, bool, bool>());
   library.class_<Decoder>("Decoder")
       .def(torch::init<at::Tensor, ranks::OptionalGather, std::optional<double>, std::vector<Ref<Rotation>>,
