@@ -36,6 +36,7 @@ from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 from engine.scheduling.state_tiers import NoTieredCheckpoints, TieredCheckpoints
+from engine.scheduling.windowed_kv import WindowedKVAllocator
 
 _MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
 
@@ -149,6 +150,8 @@ def _kv_allocator(
     config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None, records: BlockRecords | None
 ) -> KVAllocator:
     draft_kv = OwnDraftKV(config.block_size, is_of_head=info.has_head) if info.draft_kv_bytes else NoDraftKV()
+    if info.kv_groups.window is not None:
+        return _windowed_allocator(config, info, records)
     if not config.enable_prefix_caching:
         return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), _slots(info), draft_kv=draft_kv)
     cache, size = PrefixCache(config.block_size, records), (info.num_blocks, config.block_size)
@@ -160,6 +163,17 @@ def _kv_allocator(
     return TieredKVAllocator(
         *size, cache, _slots(info), states, draft_kv, max_retained, stored=store.blocks, costs=costs
     )
+
+
+def _windowed_allocator(config: EngineConfig, info: EngineInfo, records: BlockRecords | None) -> WindowedKVAllocator:
+    """Returns the allocator of a model whose layers give blocks back: it has neither states nor a draft model nor a KV
+    store (`engine.runner.window_groups`)."""
+    cache: BlockCache = NullPrefixCache()
+    if config.enable_prefix_caching:
+        cache = PrefixCache(config.block_size, records, info.kv_groups.num_groups)
+    max_chunk = config.limits_on(info.device).max_num_batched_tokens
+    max_retained = int(info.num_blocks * config.prefix_retention_share)
+    return WindowedKVAllocator(info.num_blocks, config.block_size, cache, info.kv_groups, max_chunk, max_retained)
 
 
 def _slots(info: EngineInfo) -> StateSlots | NoStateSlots:

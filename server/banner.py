@@ -88,13 +88,23 @@ def _memory(info: EngineInfo) -> str:
     kv_mib = info.kv_cache_bytes / 2**20
     text = (
         f"{kv} ({kv_mib:,.0f} MiB of {info.kv_cache_dtype}, {info.kv_bytes_per_token:,} bytes a token); "
-        f"context {info.max_model_len:,}"
+        f"context {info.max_model_len:,}{_windows(info)}"
     )
     if info.num_state_slots is None:
         return text
     states_mib, num_copies = info.state_bytes_per_request / 2**20, info.num_state_checkpoints
     copies = f"{num_copies:,} copies for the prefix cache" if num_copies else "no prefix cache"
     return f"{text}; states of {info.num_state_slots} requests, {states_mib:,.1f} MiB each; {copies}"
+
+
+def _windows(info: EngineInfo) -> str:
+    """Returns what the longest context takes where layers see a window of it; nothing for other models."""
+    if not any(each.window is not None for each in info.size.attention):
+        return ""
+    if info.kv_groups.window is None:
+        return ", no blocks before windows given back"
+    most_mib = info.max_kv_bytes_per_context / 2**20
+    return f" in at most {most_mib:,.0f} MiB: blocks before windows of {info.kv_groups.window:,} are given back"
 
 
 def _drafts(settings: Settings, info: EngineInfo) -> str:

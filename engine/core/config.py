@@ -4,6 +4,7 @@ import msgspec
 
 from engine.core.adapters import AdapterInfo, AdapterSource
 from engine.core.errors import ConfigError
+from engine.core.kv_groups import ONE_GROUP, KVGroups
 from engine.core.machine import Ceilings, ModelSize
 
 MAX_SPECULATIVE_TOKENS = 32
@@ -66,6 +67,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per KV block."""
     num_blocks: int | None = None
     """Exact number of KV blocks; None sizes the pool by kv_cache_bytes."""
+    free_window_blocks: bool = True
+    """Whether layers that see a window of the context give back the blocks before it, where that is possible: see
+    `engine.runner.window_groups`."""
     kv_cache_dtype: str = "auto"
     """Format of the KV cache: auto (that of activations), bfloat16, int8 or int4; fewer bits on the CPU only. See
     `engine.attention.kv_format`."""
@@ -239,6 +243,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int
     kv_bytes_per_token: int
     """Bytes of the keys and values of one token, over all layers."""
+    kv_groups: KVGroups = ONE_GROUP
+    """The groups of attention layers, each of which has blocks of its own."""
+    max_kv_bytes_per_context: int = 0
+    """The most bytes of KV that a context of `max_model_len` tokens holds."""
     num_state_slots: int | None = None
     """Number of requests whose recurrent states fit into memory: no more run at once. None for models without any."""
     state_bytes_per_request: int = 0
@@ -274,7 +282,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_capacity_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Tokens whose KV fits into all blocks, if no layer gives any back."""
+        return self.num_blocks // self.kv_groups.num_groups * self.block_size
 
 
 def _check_positive(name: str, value: float) -> None:

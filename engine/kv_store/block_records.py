@@ -30,7 +30,7 @@ def open_records(config: EngineConfig, info: EngineInfo, cache: KVCache) -> Bloc
     process none are kept."""
     if cache.shared is None:
         return NoBlockRecords()
-    parts = (kv_fingerprint(config, info, cache), info.num_blocks, cache.shared.handed_out_bytes)
+    parts = (kv_fingerprint(config, info, cache), info.num_blocks, cache.groups, cache.shared.handed_out_bytes)
     digest = hashlib.sha256(repr(parts).encode()).digest()
     records = SharedBlockRecords(cache.shared.take(num_record_bytes(info.num_blocks)), info.num_blocks, digest)
     if records.found:

@@ -13,8 +13,9 @@ from engine.attention import AttentionBackend, select_backend
 from engine.attention.kv_cache import KVCache, bytes_per_block
 from engine.checkpoint.adapters.files import size_of_files
 from engine.core.adapters import AdapterInfo, Adapters, NoAdapters
-from engine.core.config import EngineConfig, EngineInfo
+from engine.core.config import EngineConfig, EngineInfo, StepLimits
 from engine.core.errors import ConfigError, ModelMemoryError
+from engine.core.kv_groups import KVGroups
 from engine.core.machine import Ceilings
 from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.lean_torch import make_torch_whole
@@ -34,6 +35,7 @@ from engine.runner.forward import Forward, HeadForward
 from engine.runner.graphs import StaticInputs, graph_sizes, in_cuda_graphs
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
+from engine.runner.window_groups import window_groups
 from engine.weights.rank_group import ALONE, RankGroup
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class ReadyModel:
 
     model: LoadedModel
     cache: KVCache
+    groups: KVGroups
     states: StateCache
     max_model_len: int
     ceilings: Ceilings
@@ -110,14 +113,14 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
     step_bytes = _step_bytes(config, model, max_model_len, backend)
     if group.is_first:
         model = _with_draft_model(config, model, max_model_len)
-    cache, states, max_model_len = _new_caches(config, model, max_model_len, step_bytes, group, kv_memory_fd)
+    cache, states, max_model_len, groups = _new_caches(config, model, max_model_len, step_bytes, group, kv_memory_fd)
     forward, drafting = _forward(model.module, cache, backend, states), draft_forward(model, cache, backend)
     forward = _recorded(config, forward, cache, max_model_len)
     if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
         packed_cache.keep(model, forward.parts)
     totals = totals_of(model, cache, states, group)
     name = backend.__name__.rpartition(".")[2]
-    return ReadyModel(model, cache, states, max_model_len, ceilings, totals, name, forward, drafting)
+    return ReadyModel(model, cache, groups, states, max_model_len, ceilings, totals, name, forward, drafting)
 
 
 def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, AdapterInfo], started_s: float) -> EngineInfo:
@@ -145,6 +148,8 @@ def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, Adapte
         weight_bytes=totals.weight_bytes,
         kv_cache_bytes=totals.kv_cache_bytes,
         kv_bytes_per_token=totals.kv_bytes_per_token,
+        kv_groups=ready.groups,
+        max_kv_bytes_per_context=_bytes_per_context(config, ready),
         **_state_facts(config, ready),
         **_draft_facts(config, ready),
         load_s=time.monotonic() - started_s,
@@ -224,32 +229,41 @@ def _new_caches(
     step_bytes: int,
     group: RankGroup,
     kv_memory_fd: int | None,
-) -> tuple[KVCache, StateCache, int]:
-    """Returns the caches of KV and states, and the context length that they allow: on all ranks for the same number of
-    blocks and slots, which take the configured memory on all of them together."""
+) -> tuple[KVCache, StateCache, int, KVGroups]:
+    """Returns the caches of KV and states, the context length that they allow, and the groups of layers: on all ranks
+    for the same number of blocks and slots, which take the configured memory on all of them together."""
     cache_bytes = group.of_first(_cache_bytes(config, model, step_bytes))
-    own_bytes = bytes_per_slot(model.states), model.bytes_per_block(config.block_size)
+    groups = window_groups(config, model)
+    own_bytes = bytes_per_slot(model.states), model.bytes_per_block(config.block_size, groups.of_layers)
     state_bytes, block_bytes = map(int, group.sum(*own_bytes))
-    max_num_seqs = config.limits_on(model.device.type).max_num_seqs
-    num_slots = _num_state_slots(max_num_seqs, state_bytes, cache_bytes)
+    limits = config.limits_on(model.device.type)
+    num_slots = _num_state_slots(limits.max_num_seqs, state_bytes, cache_bytes)
     num_copies = _num_state_checkpoints(config, state_bytes, cache_bytes)
     kv_bytes = cache_bytes - num_slots * state_bytes
-    usable = max_num_seqs * -(-max_model_len // config.block_size)
-    num_blocks, max_model_len = _size_pool(config, max_model_len, block_bytes, kv_bytes, usable)
+    num_blocks, max_model_len = _size_pool(config, limits, max_model_len, block_bytes, kv_bytes, groups)
     states = StateCache(model.states, num_slots, model.device, num_copies)
-    shared = _shared_pages(config, model, num_blocks, kv_memory_fd)
-    return _new_cache(config, model, num_blocks, num_blocks * block_bytes, shared), states, max_model_len
+    shared = _shared_pages(config, model, num_blocks * block_bytes, kv_memory_fd)
+    cache = _new_cache(config, model, num_blocks, num_blocks * block_bytes, shared, groups)
+    return cache, states, max_model_len, groups
 
 
-def _shared_pages(config: EngineConfig, model: LoadedModel, num_blocks: int, fd: int | None) -> SharedPages | None:
-    """Returns the memory of this file if another process could go on with the blocks in it."""
+def _shared_pages(config: EngineConfig, model: LoadedModel, num_bytes: int, fd: int | None) -> SharedPages | None:
+    """Returns the memory of this file, for a cache of `num_bytes`, if another process could go on with the blocks in
+    it."""
     if fd is None or model.device.type != "cpu" or model.states or not config.enable_prefix_caching:
         return None
     try:
-        return SharedPages(fd, num_blocks * model.bytes_per_block(config.block_size))
+        return SharedPages(fd, num_bytes)
     except OSError as error:
         logger.warning("what is cached will not outlive the engine process: no memory can be shared: %s", error)
         return None
+
+
+def _bytes_per_context(config: EngineConfig, ready: ReadyModel) -> int:
+    """Returns the most bytes of KV that a context of the longest length holds, on all ranks."""
+    max_chunk = config.limits_on(ready.model.device.type).max_num_batched_tokens
+    num_blocks = ready.groups.num_blocks(ready.max_model_len, config.block_size, max_chunk)
+    return num_blocks * (ready.totals.kv_cache_bytes // max(1, ready.cache.num_blocks))
 
 
 def _state_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
@@ -279,7 +293,12 @@ def _set_threads(num_threads: int | None) -> None:
 
 
 def _new_cache(
-    config: EngineConfig, model: LoadedModel, num_blocks: int, num_bytes: int, shared: SharedPages | None
+    config: EngineConfig,
+    model: LoadedModel,
+    num_blocks: int,
+    num_bytes: int,
+    shared: SharedPages | None,
+    groups: KVGroups,
 ) -> KVCache:
     """Allocates the KV cache, `num_bytes` on all ranks together; raises ModelMemoryError where memory is short.
 
@@ -296,7 +315,7 @@ def _new_cache(
         raise shortage
     try:
         shape = model.kv_layers, num_blocks, config.block_size
-        return KVCache(*shape, model.kv_dtype, model.device, model.kept_hidden, shared)
+        return KVCache(*shape, model.kv_dtype, model.device, model.kept_hidden, shared, groups.of_layers)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_memory_shortage(error):
             raise
@@ -348,15 +367,15 @@ def _num_state_checkpoints(config: EngineConfig, num_bytes: int, cache_bytes: in
 
 
 def _size_pool(
-    config: EngineConfig, max_model_len: int, block_bytes: int, kv_bytes: int, usable: int
+    config: EngineConfig, limits: StepLimits, max_model_len: int, block_bytes: int, kv_bytes: int, groups: KVGroups
 ) -> tuple[int, int]:
-    """Returns the number of blocks, which take at most `kv_bytes`, and the context length that they allow. All
-    sequences together can use `usable` blocks.
+    """Returns the number of blocks, which take at most `kv_bytes`, and the context length that they allow.
 
     A configured context length must fit; the model's own limit is lowered to what fits.
     """
+    usable = limits.max_num_seqs * groups.num_groups * -(-max_model_len // config.block_size)
     num_blocks = config.num_blocks or _num_blocks(config, block_bytes, kv_bytes, usable)
-    capacity = num_blocks * config.block_size
+    capacity = groups.max_tokens(num_blocks, config.block_size, limits.max_num_batched_tokens, max_model_len)
     if capacity >= max_model_len:
         return num_blocks, max_model_len
     if config.max_model_len is not None or capacity < 1:

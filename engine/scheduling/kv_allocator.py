@@ -103,11 +103,8 @@ class KVAllocator:
         if match.state_slot is not None:
             request.restored_slot = match.state_slot
             self._checkpoints.pin(match.state_slot)
-        request.num_computed_tokens = len(match.block_ids) * self._block_size
         self._draft_kv.start(request, len(match.block_ids))
-        if request.first_scheduled_s is None:
-            self.prefix_queries += request.num_tokens if self._cache.can_match(request) else 0
-            self.prefix_hits += request.num_computed_tokens
+        self._begin_behind(request, match)
         return True
 
     def try_allocate(self, request: Request, num_drafts: int = 0, spare: int = 0) -> bool:
@@ -167,7 +164,7 @@ class KVAllocator:
     def free(self, request: Request) -> None:
         """Takes back all that the request holds, because it ends or is preempted; what is cached can be found again."""
         self._steering.used(request, self._now_s)
-        self._pool.release(request.block_table)
+        self._release_blocks(request)
         self._slots.release(request.state_slot)
         if request.saved_slot is not None:
             self._checkpoints.cancel(request.saved_slot)
@@ -175,6 +172,17 @@ class KVAllocator:
         self._unpin(request)
         request.block_table, request.state_slot = [], None
         request.num_computed_tokens = request.num_drafted_tokens = 0
+
+    def _release_blocks(self, request: Request) -> None:
+        """Gives back all blocks that the request holds."""
+        self._pool.release(request.block_table)
+
+    def _begin_behind(self, request: Request, match: PrefixMatch) -> None:
+        """Notes that the request begins behind its cached prefix."""
+        request.num_computed_tokens = len(match.block_ids) * self._block_size
+        if request.first_scheduled_s is None:
+            self.prefix_queries += request.num_tokens if self._cache.can_match(request) else 0
+            self.prefix_hits += request.num_computed_tokens
 
     def reset(self) -> None:
         """Forgets the prefixes of all that was computed so far; requests keep the blocks they hold."""

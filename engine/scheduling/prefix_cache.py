@@ -36,15 +36,21 @@ class BlockCache(Protocol):
     def match(self, request: Request, max_blocks: int) -> list[int]:
         """Blocks holding the longest cached prefix of the request's tokens, at most `max_blocks`."""
 
+    def find(self, request: Request, index: int, group: int) -> int | None:
+        """Returns the block of a group of layers that holds the request's full block `index`; None if none does."""
+
     def insert(self, request: Request, first: int, last: int) -> list[int]:
-        """Remember the request's blocks [first, last), which are full and computed. Returns those of these indices
-        whose tokens no other block holds."""
+        """Remember the request's blocks [first, last), in all its tables, which are full and computed. Returns those of
+        these indices whose tokens no other block holds in the first group of layers."""
 
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         """Returns the hash of the tokens in the request's first full blocks, one or more; None if nothing is cached."""
 
     def block_of(self, block_hash: bytes) -> int | None:
-        """Returns the block of this hash; None if none is remembered."""
+        """Returns the block of this hash in the first group of layers; None if none is remembered."""
+
+    def blocks_of(self, block_hash: bytes) -> list[int]:
+        """Returns the blocks of this hash in all groups."""
 
     def holds(self, block_id: int) -> bool:
         """Whether a later match may return this block."""
@@ -62,9 +68,10 @@ class BlockCache(Protocol):
 class PrefixCache:
     """Maps chained block hashes to block ids. Two requests that compute the same block keep the first one's."""
 
-    def __init__(self, block_size: int, records: BlockRecords | None = None) -> None:
+    def __init__(self, block_size: int, records: BlockRecords | None = None, num_groups: int = 1) -> None:
         """`records` are of the same blocks: it holds what they found, and tells them what it holds from now on."""
         self._block_size = block_size
+        self._num_groups = num_groups
         self._records = records or NoBlockRecords()
         self._block_of_hash: dict[bytes, int] = {}
         self._hash_of_block: dict[int, bytes] = {}
@@ -88,7 +95,15 @@ class PrefixCache:
         if first >= last:
             return []
         hashes = self.hashes(request, last)
+        for group, table in enumerate(request.window_tables, 1):
+            for index in range(first, last):
+                self.put(_in_group(hashes[index], group), table[index])
         return [index for index in range(first, last) if self.put(hashes[index], request.block_table[index])]
+
+    def find(self, request: Request, index: int, group: int) -> int | None:
+        if index >= len(request.block_hashes):
+            self.hashes(request, index + 1)
+        return self._block_of_hash.get(_in_group(request.block_hashes[index], group))
 
     def put(self, block_hash: bytes, block_id: int) -> bool:
         """Remember a block by its hash; False if another block of that hash is known."""
@@ -105,6 +120,10 @@ class PrefixCache:
 
     def block_of(self, block_hash: bytes) -> int | None:
         return self._block_of_hash.get(block_hash)
+
+    def blocks_of(self, block_hash: bytes) -> list[int]:
+        keys = (_in_group(block_hash, group) for group in range(self._num_groups))
+        return [self._block_of_hash[key] for key in keys if key in self._block_of_hash]
 
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         return self.hashes(request, num_blocks)[-1]
@@ -135,6 +154,11 @@ class PrefixCache:
         return hashes[:num_blocks]
 
 
+def _in_group(block_hash: bytes, group: int) -> bytes:
+    """Returns the hash that stands for a block of this hash in a group of layers, the same one in the first."""
+    return block_hash if group == 0 else block_hash[:-1] + bytes((block_hash[-1] ^ group,))
+
+
 def _root(request: Request) -> bytes:
     """Returns what stands for the hash of the block before the first one."""
     salt = request.cache_salt.encode(errors="surrogatepass")  # no byte of it is 255
@@ -156,8 +180,14 @@ class NullPrefixCache:
     def insert(self, request: Request, first: int, last: int) -> list[int]:
         return []
 
+    def find(self, request: Request, index: int, group: int) -> int | None:
+        return None
+
     def block_of(self, block_hash: bytes) -> int | None:
         return None
+
+    def blocks_of(self, block_hash: bytes) -> list[int]:
+        return []
 
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         return None

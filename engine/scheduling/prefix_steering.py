@@ -31,7 +31,7 @@ class PrefixSteering:
         self._keys.use(request.tenant, steering.key, computed, now_s)
         if steering.retain_s > 0:
             of_prompt = computed[: len(request.prompt_token_ids) // self._block_size]
-            self._pool.retain(self._in_memory(of_prompt), request.tenant, now_s + steering.retain_s)
+            self._pool.retain(self._in_all_groups(of_prompt), request.tenant, now_s + steering.retain_s)
 
     def cached(self, tenant: str, now_s: float, count_stored: CountStored) -> list[CachedPrefixes]:
         """Returns what is cached of the tenant's keys, without those of which nothing is."""
@@ -43,7 +43,7 @@ class PrefixSteering:
         """Drops from memory what is cached under a key, or under all keys of the tenant, and under no other. Returns
         the hashes of the blocks, of which others may be in the KV store."""
         hashes = self._keys.forget(tenant, key)
-        self._pool.drop(self._in_memory(hashes))
+        self._pool.drop(self._in_all_groups(hashes))
         return hashes
 
     def _cached(self, key: str, use: KeyUse, now_s: float, count_stored: CountStored) -> CachedPrefixes:
@@ -64,3 +64,6 @@ class PrefixSteering:
     def _in_memory(self, block_hashes: Sequence[bytes]) -> list[int]:
         blocks = map(self._cache.block_of, block_hashes)
         return [block_id for block_id in blocks if block_id is not None]
+
+    def _in_all_groups(self, block_hashes: Sequence[bytes]) -> list[int]:
+        return [block_id for each in block_hashes for block_id in self._cache.blocks_of(each)]

@@ -163,10 +163,7 @@ class Scheduler:
     # Decode: one token, and draft tokens, for every running request whose other tokens all have KV.
 
     def _schedule_decode(self) -> Batch | None:
-        for request in list(self._running):
-            if request.status is RequestStatus.RUNNING and not request.needs_prefill:
-                self._allocate_next_block(request)
-        ready = [request for request in self._running if not request.needs_prefill]
+        ready = self._with_blocks([request for request in self._running if not request.needs_prefill])
         # Without requests there is nothing to draft, and a gap that holds a prefill step has no time for drafts.
         if not ready or self._last_phase is Phase.PREFILL:
             return _batch(Phase.DECODE, [share_of(self._kv, request, 1) for request in ready])
@@ -174,19 +171,20 @@ class Scheduler:
         shares = [drafted_share(self._kv, *each, spare) for each in zip(ready, plans, strict=True)]
         return _batch(Phase.DECODE, shares)
 
-    def _allocate_next_block(self, request: Request) -> None:
-        """Give the request the block that its next token needs, preempting until there is one."""
-        while not self._kv.try_allocate(request):
-            victim = self._turns.first_to_go(self._running)
-            self._preempt(victim)
-            if victim is request:
-                return
+    def _with_blocks(self, requests: Sequence[Request]) -> list[Request]:
+        """Gives running requests the blocks that they need in the next step, preempting until they are there, and
+        returns those that still run."""
+        for request in requests:
+            while request.status is RequestStatus.RUNNING and not self._kv.try_allocate(request):
+                self._preempt(self._turns.first_to_go(self._running))
+        return [request for request in requests if request.status is RequestStatus.RUNNING]
 
     def _schedule_prefill(self, budget: PrefillBudget, now_s: float) -> Batch | None:
         """Starts tenants that are behind, in a short step of their own; else chunks in progress come first."""
         begun = [request for request in self._running if request.needs_prefill]
         chunks = self._start_some(budget, begun, now_s)
         if begun and not chunks:
+            begun = self._with_blocks(begun)
             chunks = [(request, budget.take(request)) for request in begun if budget.can_continue(request)]
             chunks += self._start_some(budget, [], now_s)
         return _batch(Phase.PREFILL, [chunk_share(self._kv, *chunk) for chunk in chunks])

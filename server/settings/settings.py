@@ -183,6 +183,7 @@ class Settings(BaseSettings):
         "Engine", 2048, "Prefill tokens between two decode steps, even if more are within the target."
     )
     block_size: PositiveInt = setting("Engine", 16, "Tokens per KV block.")
+    free_window_blocks: bool = setting("Engine", True, "Give back KV blocks that no window sees any more, if possible.")
     kv_cache_dtype: Literal["auto", "bfloat16", "int8", "int4"] = setting(
         "Engine",
         "auto",
@@ -337,6 +338,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         num_blocks=settings.num_gpu_blocks_override,
+        free_window_blocks=settings.free_window_blocks,
         kv_cache_dtype=settings.kv_cache_dtype,
         kv_cache_bytes=None if settings.kv_cache_memory_bytes is None else int(settings.kv_cache_memory_bytes),
         state_cache_bytes=None if settings.state_cache_memory_bytes is None else int(settings.state_cache_memory_bytes),

@@ -14,6 +14,7 @@ from engine.assembly import assemble
 from engine.core.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.draft import Drafter
+from engine.core.kv_groups import ONE_GROUP, KVGroups
 from engine.core.machine import Ceilings, ModelSize
 from engine.core.messages import AddRequest, RequestUpdate
 from engine.core.sampling_params import SamplingParams
@@ -32,9 +33,10 @@ def next_token(context: Sequence[int], seed: int = 0) -> int:
 
 
 class FakeRunner:
-    def __init__(self, block_size: int, errs: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, block_size: int, errs: Callable[[], bool] = lambda: False, groups: KVGroups = ONE_GROUP) -> None:
         """`errs` decides which tokens of the draft model are wrong."""
         self.block_size = block_size
+        self.groups = groups
         self.errs = errs
         self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
         self.draft_kv: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -88,8 +90,9 @@ class FakeRunner:
             tokens = own_tokens(request)
             assert tokens[request.start :] == tuple(request.token_ids)
             self._advance_state(request, tokens)
-            for position in range(request.start, request.end):
-                self.kv[self._slot(request, position)] = tokens[: position + 1]
+            for group, table in enumerate(tables_of(request)):
+                for position in range(request.start, request.end):
+                    self.kv[self._slot_in(table, position)] = (*tokens[: position + 1], *[-1] * group)
         return StepOutput(tuple(self._answer(request) for request in batch.requests))
 
     def _advance_state(self, request: ScheduledRequest, tokens: tuple[int, ...]) -> None:
@@ -106,9 +109,12 @@ class FakeRunner:
 
     def _answer(self, request: ScheduledRequest) -> RequestStepOutput:
         own = own_tokens(request)
-        for position in range(request.end):
-            stored = self.kv[self._slot(request, position)]
-            assert stored == own[: position + 1], f"{request.request_id} reads KV that is not its own"
+        for group, table in enumerate(tables_of(request)):
+            window = self.groups.window if group >= self.groups.num_full else None
+            for position in range(0 if window is None else max(0, request.start - window + 1), request.end):
+                stored = self.kv[self._slot_in(table, position)]
+                is_own = stored == (*own[: position + 1], *[-1] * group)
+                assert is_own, f"{request.request_id} reads KV that is not its own"
         return RequestStepOutput(request.request_id, self._sampled(request), prompt_logprobs=_scores(request))
 
     def _sampled(self, request: ScheduledRequest) -> tuple[int, ...]:
@@ -125,7 +131,15 @@ class FakeRunner:
         return (next_token(own_tokens(request), request.params.seed),)
 
     def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
-        return request.block_table[position // self.block_size], position % self.block_size
+        return self._slot_in(request.block_table, position)
+
+    def _slot_in(self, table: Sequence[int], position: int) -> tuple[int, int]:
+        return table[position // self.block_size], position % self.block_size
+
+
+def tables_of(request: ScheduledRequest) -> tuple[tuple[int, ...], ...]:
+    """Returns the block tables of each group of layers."""
+    return request.block_table, *request.window_tables
 
 
 def _scores(request: ScheduledRequest) -> tuple[TokenLogprobs, ...]:
@@ -149,6 +163,7 @@ def fake_info(
     num_state_slots: int | None = None,
     num_state_checkpoints: int = 0,
     has_head: bool = False,
+    kv_groups: KVGroups = ONE_GROUP,
 ) -> EngineInfo:
     size = ModelSize(layer_bytes=1000, layer_flops=100, head_bytes=0, head_flops=0, attention=())
     return EngineInfo(
@@ -170,6 +185,7 @@ def fake_info(
         weight_bytes=0,
         kv_cache_bytes=0,
         kv_bytes_per_token=0,
+        kv_groups=kv_groups,
         num_state_slots=num_state_slots,
         num_state_checkpoints=num_state_checkpoints,
         load_s=0.0,
@@ -186,11 +202,13 @@ def fake_engine(
     block_size: int = 4,
     clock: Callable[[], float] = time.monotonic,
     new_drafter: Callable[[], Drafter] = PromptLookup,
+    kv_groups: KVGroups = ONE_GROUP,
     **settings: Any,
 ) -> Engine:
     """The real engine and scheduler over a FakeRunner."""
     config = EngineConfig(model="fake", block_size=block_size, **{"num_speculative_tokens": 0, **settings})
-    info, runner = fake_info(num_blocks, block_size), FakeRunner(block_size)
+    info = fake_info(num_blocks, block_size, kv_groups=kv_groups)
+    runner = FakeRunner(block_size, groups=kv_groups)
     return assemble(config, info, runner, clock=clock, new_drafter=new_drafter)
 
 

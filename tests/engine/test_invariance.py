@@ -139,7 +139,8 @@ def first_updates(engine: Engine) -> list[RequestUpdate]:
 
 
 def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
-    engine = tiny_engine(model, num_blocks=22, block_size=4, enable_prefix_caching=False)
+    settings = {"enable_prefix_caching": False, "free_window_blocks": False}  # with which none would be preempted
+    engine = tiny_engine(model, num_blocks=22, block_size=4, **settings)
     add_mine(engine, params)
     updates = first_updates(engine)
     add(engine, "first", prompt(5, 37), max_tokens=50, priority=-1)
@@ -182,7 +183,8 @@ def speculating_from_a_prefix(model: LoadedModel, params: dict[str, Any], mine: 
 
 
 def preempted_while_speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
-    engine = engine_with_drafts(model, mine, num_blocks=22, block_size=4, state_checkpoint_interval=8)
+    settings = {"state_checkpoint_interval": 8, "free_window_blocks": False}
+    engine = engine_with_drafts(model, mine, num_blocks=22, block_size=4, **settings)
     add_mine(engine, params)
     updates = first_updates(engine)
     add(engine, "first", prompt(5, 37), max_tokens=50, priority=-1)

@@ -31,6 +31,7 @@ from engine.model.loader import load_model
 from engine.model.proposal import choose_proposer
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
+from engine.runner.window_groups import window_groups
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import fake_info
 
@@ -276,16 +277,22 @@ def tiny_engine(
     **settings: Any,
 ) -> Engine:
     """An engine with a pool of its own over an already loaded model, which lies in the file `kv_memory_fd` if there is
-    one. With `has_adapters` it can load some, which other engines over the same model might see."""
+    one. With `has_adapters` it can load some, which other engines over the same model might see. `num_blocks` blocks
+    are those of each group of layers."""
     config = EngineConfig(model="tiny", block_size=block_size, **settings)
+    groups = window_groups(config, model)
+    num_blocks *= groups.num_groups
     shared = None if kv_memory_fd is None else SharedPages(kv_memory_fd, 0)
-    cache = KVCache(model.kv_layers, num_blocks, block_size, model.kv_dtype, model.device, model.kept_hidden, shared)
+    of_cache = model.kv_dtype, model.device, model.kept_hidden, shared, groups.of_layers
+    cache = KVCache(model.kv_layers, num_blocks, block_size, *of_cache)
     backend = backend or select_backend(model.device, load_kernels())
     has_own_kv = model.draft is not None and bool(model.draft.layers)
     info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len, draft_kv_bytes=int(has_own_kv))
     fields = {name: getattr(info, name) for name in info.__struct_fields__}
     changes = {"vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
-    changes["has_head"] = model.has_head
+    changes |= {"has_head": model.has_head, "kv_groups": groups}
+    max_chunk = config.limits_on("cpu").max_num_batched_tokens
+    changes["max_model_len"] = groups.max_tokens(num_blocks, block_size, max_chunk, model.max_model_len)
     max_num_seqs = config.limits_on("cpu").max_num_seqs
     states = StateCache(model.states, max_num_seqs, model.device, NUM_STATE_COPIES)
     slots = {"num_state_slots": max_num_seqs, "num_state_checkpoints": NUM_STATE_COPIES} if model.states else {}

@@ -1,14 +1,16 @@
 """The scheduler's invariants, whatever happens in whatever order."""
 
-from itertools import cycle
+from collections import Counter
+from itertools import chain, cycle
 from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.core.kv_groups import ONE_GROUP, KVGroups, groups_of
 from engine.core.messages import RequestUpdate
-from engine.core.request import FinishReason
+from engine.core.request import FinishReason, Request
 from engine.scheduling.state_checkpoints import StateCheckpoints
 from engine.scheduling.state_slots import StateSlots
 from tests.engine.fakes import add, expected_tokens, run_to_end
@@ -22,6 +24,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     num_state_slots: int | None = None
     num_state_checkpoints = 0
+    groups: KVGroups = ONE_GROUP
+    num_blocks = 9
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,8 +38,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         errs = cycle([False, True, False, False, False]).__next__
         drafters = cycle([oracle_drafters(errs), SilentDrafter])
         self.engine = drafting_engine(
-            TimedRunner(2, errs),
-            num_blocks=9,
+            TimedRunner(2, errs, self.groups),
+            num_blocks=self.num_blocks,
+            has_draft_weights=self.groups == ONE_GROUP,
             new_drafter=lambda: next(drafters)(),
             num_state_slots=self.num_state_slots,
             num_state_checkpoints=self.num_state_checkpoints,
@@ -119,15 +124,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_held_by_exactly_the_running_requests(self) -> None:
         requests = self.scheduler._requests.values()
-        tables = [request.block_table for request in requests]
+        held = Counter(block for request in requests for block in self.held_by(request))
         pool = self.engine._scheduler._kv._pool
-        for block in range(9):
-            assert pool.ref_count(block) == sum(table.count(block) for table in tables)
+        for block in range(self.num_blocks):
+            assert pool.ref_count(block) == held[block]
         stats = pool.stats
-        assert stats.free + stats.held + stats.cached == 9
+        assert stats.free + stats.held + stats.cached == self.num_blocks
         for request in requests:
-            assert request.num_computed_tokens <= len(request.block_table) * 2 <= request.num_tokens + 1
-            assert bool(request.block_table) == (request.status == "running")
+            for table in (request.block_table, *request.window_tables):
+                assert request.num_computed_tokens <= len(table) * 2 <= request.num_tokens + 1
+                assert bool(table) == (request.status == "running")
+
+    def held_by(self, request: Request) -> list[int]:
+        return request.block_table
 
     @invariant()
     def the_unfinished_are_exactly_those_not_ended(self) -> None:
@@ -188,8 +197,37 @@ class CheckpointedSchedulerMachine(StatefulSchedulerMachine):
         assert checkpoints.num_pinned == len(pinned)
 
 
+class WindowedSchedulerMachine(SchedulerMachine):
+    """The same for a model whose layers all have a window. The runner reads the window alone, and what is before it is
+    held by nobody."""
+
+    groups = groups_of([3, 3])
+
+    def held_by(self, request: Request) -> list[int]:
+        first = request.num_hidden_blocks
+        if request.block_table:
+            assert first == min(max(0, request.num_computed_tokens - 2) // 2, len(request.block_table) - 1)
+        windowed = [request.block_table, *request.window_tables][self.groups.num_full :]
+        assert all({*table[:first]} <= {table[first]} for table in windowed if table)
+        full = request.block_table if self.groups.num_full else []
+        held = [*full, *chain.from_iterable(table[first:] for table in windowed)]
+        assert request.num_blocks == len(held)
+        return held
+
+
+class MixedSchedulerMachine(WindowedSchedulerMachine):
+    """The same where only some layers have a window, in two groups beside that of the others."""
+
+    groups = groups_of([3, None, 3])
+    num_blocks = 27
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWindowedSchedulerMachine = WindowedSchedulerMachine.TestCase
+TestWindowedSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMixedSchedulerMachine = MixedSchedulerMachine.TestCase
+TestMixedSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestStatefulSchedulerMachine = StatefulSchedulerMachine.TestCase
 TestStatefulSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestCheckpointedSchedulerMachine = CheckpointedSchedulerMachine.TestCase

@@ -40,17 +40,19 @@ def drafting_engine(
     num_state_slots: int | None = None,
     num_state_checkpoints: int = 0,
     has_head: bool = False,
+    has_draft_weights: bool = True,
     **settings: Any,
 ) -> Engine:
     config = EngineConfig(model="fake", block_size=runner.block_size, **{"num_speculative_tokens": 3, **settings})
     info = fake_info(
         num_blocks,
         runner.block_size,
-        has_draft_weights=num_state_slots is None,
+        has_draft_weights=has_draft_weights and num_state_slots is None,
         draft_kv_bytes=draft_kv_bytes,
         num_state_slots=num_state_slots,
         num_state_checkpoints=num_state_checkpoints,
         has_head=has_head,
+        kv_groups=runner.groups,
     )
     return assemble(config, info, runner, clock=lambda: runner.now_s, new_drafter=new_drafter)
 

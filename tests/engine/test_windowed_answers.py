@@ -1,0 +1,81 @@
+"""Models whose layers see a window answer bit for bit as they do where all blocks are kept, and hold fewer blocks."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.core.config import EngineConfig
+from engine.engine import Engine
+from engine.runner.loaded_model import LoadedModel
+from engine.runner.window_groups import window_groups
+from engine.scheduling.windowed_kv import WindowedKVAllocator
+from tests.engine.fakes import add, run_to_end
+from tests.engine.tiny_models import tiny_engine
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WINDOWED = ("mistral", "gemma2", "gpt_oss", "olmo3")
+"""Of which the first has no layer that sees everything."""
+LONG = [token % 190 for token in range(3, 1500, 11)]
+NUM_OUTPUT = 30
+
+
+def answers(engine: Engine, *names: str, has_tenants: bool = False) -> list[Any]:
+    """Returns token ids and log-probabilities of requests with long prompts, which begin alike but for the last."""
+    for index, name in enumerate(names):
+        prompt = LONG[: 100 + 7 * index] if index < 2 else [5, *LONG]
+        tenant = name if has_tenants else ""
+        add(engine, name, prompt, tenant=tenant, max_tokens=NUM_OUTPUT, logprobs=3, temperature=1.0, seed=index)
+    updates = run_to_end(engine)
+    return [[(item.token_id, item.logprob) for update in updates[name] for item in update.logprobs] for name in names]
+
+
+@pytest.fixture(params=WINDOWED)
+def model(request: pytest.FixtureRequest, tiny_model: Callable[..., LoadedModel]) -> LoadedModel:
+    return tiny_model(request.param)
+
+
+def engine_of(model: LoadedModel, **settings: Any) -> Engine:
+    return tiny_engine(model, **{"block_size": 4, "max_num_batched_tokens": 24, **settings})
+
+
+def test_answers_are_those_of_an_engine_that_keeps_all_blocks(model: LoadedModel) -> None:
+    kept = engine_of(model, free_window_blocks=False)
+    assert not isinstance(kept._scheduler.kv, WindowedKVAllocator)
+    expected = answers(kept, "a", "b", "c")
+    engine = engine_of(model)
+    assert isinstance(engine._scheduler.kv, WindowedKVAllocator)
+    assert answers(engine, "a", "b", "c") == expected
+    hits = engine._scheduler.stats.prefix_hits
+    assert answers(engine, "a", "b", "c") == expected
+    assert engine._scheduler.stats.prefix_hits - hits >= 2 * (len(LONG) // 2), "all were found again"
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_answers_are_the_same_where_requests_are_preempted(model: LoadedModel, caching: bool) -> None:
+    """Three tenants take turns in one place, with blocks for no more than one request."""
+    expected = answers(engine_of(model, free_window_blocks=False), "a", "b", "c")
+    groups = window_groups(EngineConfig(model="tiny"), model)
+    num_blocks = groups.num_blocks(len(LONG) + NUM_OUTPUT + 1, 4, 24)
+    limits = {"max_num_seqs": 1, "num_blocks": -(-num_blocks // groups.num_groups)}
+    engine = engine_of(model, enable_prefix_caching=caching, **limits)
+    assert answers(engine, "a", "b", "c", has_tenants=True) == expected
+    assert engine._scheduler.stats.num_preemptions > 0
+
+
+def test_answers_are_the_same_after_a_kill(model: LoadedModel) -> None:
+    """The next engine goes on with blocks in memory, and finds garbage in all others."""
+    expected = answers(engine_of(model, free_window_blocks=False), "a", "b", "c")
+    fd = os.memfd_create("kv")
+    before = engine_of(model, kv_memory_fd=fd)
+    answers(before, "a", "b", "c")
+    kv, cache = before._scheduler.kv, before._runner._runner._cache
+    for block in {*range(cache.num_blocks)} - {*kv._cache._hash_of_block}:
+        for part in cache.block_bytes(block):
+            part[:] = 0xFF
+    engine = engine_of(model, kv_memory_fd=fd)
+    os.close(fd)
+    assert answers(engine, "a", "b", "c") == expected
+    assert engine._scheduler.stats.prefix_hits > 2 * len(LONG)
