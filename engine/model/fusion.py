@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
 from engine.attention.registry import AttentionCall
-from engine.model import code_fingerprint
 from engine.model.fused_modules import (
     FusedAttention,
     FusedDecoderLayer,
@@ -25,6 +24,7 @@ from engine.model.fused_modules import (
     LayerForm,
     Rotation,
 )
+from engine.model.known import code_fingerprint
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
 

@@ -19,7 +19,7 @@ from engine.model.fused_modules import (
     LayerNorms,
     Rotation,
 )
-from engine.model.mixture import is_known_mixture, mixture_parts, router_weight
+from engine.model.known.mixture import is_known_mixture, mixture_parts, router_weight
 from engine.weights.adapters import are_rows_adapted
 from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear

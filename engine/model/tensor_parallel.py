@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.stored_tensor import as_stored
 from engine.core.errors import ConfigError, ModelError
-from engine.model import code_fingerprint
 from engine.model.fused_modules import GATE_BLOCK, FusedAttention, FusedMLP
+from engine.model.known import code_fingerprint
 from engine.weights.gathered_embedding import GatheredEmbedding
 from engine.weights.linear import is_linear
 from engine.weights.moe import is_experts

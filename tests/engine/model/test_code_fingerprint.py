@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from engine.model import code_fingerprint
+from engine.model.known import code_fingerprint, same_code
 from tests.engine.tiny_models import make_config
 
 
@@ -88,7 +88,7 @@ def rotate_half(x):
 def is_rotate_half(source: str) -> bool:
     names: dict[str, Any] = {}
     exec(source, names)
-    return code_fingerprint._is_same(names["rotate_half"], modeling_llama.rotate_half)
+    return same_code.is_same(names["rotate_half"], modeling_llama.rotate_half)
 
 
 def test_documentation_makes_no_difference() -> None:

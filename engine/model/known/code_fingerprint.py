@@ -5,27 +5,21 @@ So a model that is not known by name may consist of parts that are, and one that
 transformers changes Llama itself, `engine.model.probe.check_same` detects it.
 """
 
-import dis
-import functools
-import inspect
 import sys
-from types import CodeType, FunctionType
 from typing import Any, cast
 
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
-from transformers.models.olmoe import modeling_olmoe
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from engine.model.fused_modules import LayerForm, LayerNorms, Rotation
-from engine.weights.module_replacement import has_hooks
+from engine.model.known.same_code import family_of, global_of, is_like, is_of, is_same, module_name
 
 __all__ = [
     "caps_logits",
@@ -37,16 +31,12 @@ __all__ = [
     "is_embedding",
     "is_gated_mlp",
     "is_half_rotary_embedding",
-    "is_late_router",
     "is_layer_norm",
-    "is_mixture",
-    "is_normalizing_router",
     "is_pair_rotary_embedding",
     "is_plain_mlp",
     "is_rms_norm",
     "is_rotary_embedding",
     "is_rotary_embedding_by_type",
-    "is_rounding_router",
     "is_scaled_embedding",
     "is_unbiased_layer_norm",
     "is_unrounded_rms_norm",
@@ -78,12 +68,6 @@ _DECODER_LAYERS = (
     modeling_llama.LlamaDecoderLayer,
     modeling_mixtral.MixtralDecoderLayer,
     modeling_gpt_oss.GptOssDecoderLayer,
-)
-_MIXTURES = (
-    modeling_mixtral.MixtralSparseMoeBlock,  # with noise, in training
-    modeling_olmoe.OlmoeSparseMoeBlock,
-    modeling_qwen3_moe.Qwen3MoeSparseMoeBlock,
-    modeling_gpt_oss.GptOssMLP,  # whose router has another name, and which returns its scores, too
 )
 _MIXTURES_FOR_CAUSAL_LM = (
     modeling_mixtral.MixtralForCausalLM,
@@ -118,119 +102,119 @@ _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their frequencies
 
 def is_rms_norm(module: nn.Module) -> bool:
     """Whether the module is an RMSNorm that rounds before it multiplies by its weight."""
-    return _is_like(module, modeling_llama.LlamaRMSNorm)
+    return is_like(module, modeling_llama.LlamaRMSNorm)
 
 
 def is_unrounded_rms_norm(module: nn.Module) -> bool:
     """Whether the module is an RMSNorm that rounds once, at the end."""
-    return _is_like(module, modeling_gpt_oss.GptOssRMSNorm)
+    return is_like(module, modeling_gpt_oss.GptOssRMSNorm)
 
 
 def is_zero_centered_rms_norm(module: nn.Module) -> bool:
     """Whether the module is an RMSNorm that multiplies by one more than its weight, and rounds once, at the end."""
     kind = modeling_gemma2.Gemma2RMSNorm
-    return _is_like(module, kind) and _is_same(getattr(type(module), "_norm", None), kind._norm)
+    return is_like(module, kind) and is_same(getattr(type(module), "_norm", None), kind._norm)
 
 
 def is_layer_norm(module: nn.Module) -> bool:
     """Whether the module is torch's layer norm of rows, with a weight."""
-    is_like = _is_like(module, nn.LayerNorm)
-    return is_like and len(cast(Any, module).normalized_shape) == 1 and module.weight is not None
+    is_known = is_like(module, nn.LayerNorm)
+    return is_known and len(cast(Any, module).normalized_shape) == 1 and module.weight is not None
 
 
 def is_unbiased_layer_norm(module: nn.Module) -> bool:
     """Whether the module is a layer norm without a bias, in float32 and rounded once."""
-    return _is_of(module, "cohere2.Cohere2LayerNorm") and cast(Any, module).weight.dim() == 1
+    return is_of(module, "cohere2.Cohere2LayerNorm") and cast(Any, module).weight.dim() == 1
 
 
 def is_gated_mlp(module: nn.Module) -> bool:
     """Whether the module is a gated MLP with a gate and an up projection, or one that is both."""
-    if _is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
+    if is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
         return not module.training
-    return _is_like(module, modeling_llama.LlamaMLP) or _is_of(module, "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP")
+    return is_like(module, modeling_llama.LlamaMLP) or is_of(module, "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP")
 
 
 def is_plain_mlp(module: nn.Module) -> bool:
     """Whether the module is an MLP without a gate: `c_fc`, `act`, `c_proj`."""
-    return _is_of(module, "starcoder2.Starcoder2MLP") and not module.training
+    return is_of(module, "starcoder2.Starcoder2MLP") and not module.training
 
 
 def form_of_layer(module: nn.Module) -> LayerForm | None:
     """Returns what the module consists of if it is a known decoder layer."""
-    if _is_like(module, *_DECODER_LAYERS):
+    if is_like(module, *_DECODER_LAYERS):
         return LayerForm(_NORMS_BEFORE)
-    if _is_of(module, "phi3.Phi3DecoderLayer"):  # with dropouts
+    if is_of(module, "phi3.Phi3DecoderLayer"):  # with dropouts
         dropouts = cast(Any, module).resid_attn_dropout, cast(Any, module).resid_mlp_dropout
-        is_idle = all(_is_like(each, nn.Dropout) and not each.training for each in dropouts)
+        is_idle = all(is_like(each, nn.Dropout) and not each.training for each in dropouts)
         return LayerForm(_NORMS_BEFORE) if is_idle else None
-    if _is_like(module, modeling_gemma2.Gemma2DecoderLayer) or _is_of(module, "gemma3.Gemma3DecoderLayer"):
+    if is_like(module, modeling_gemma2.Gemma2DecoderLayer) or is_of(module, "gemma3.Gemma3DecoderLayer"):
         return LayerForm(_NORMS_AROUND)
-    if _is_of(module, "glm4.Glm4DecoderLayer"):
+    if is_of(module, "glm4.Glm4DecoderLayer"):
         return LayerForm(_NORMS_AROUND_AS_GLM4)
-    if _is_of(module, "olmo2.Olmo2DecoderLayer", "olmo3.Olmo3DecoderLayer", "exaone4.Exaone4DecoderLayer"):
+    if is_of(module, "olmo2.Olmo2DecoderLayer", "olmo3.Olmo3DecoderLayer", "exaone4.Exaone4DecoderLayer"):
         return LayerForm(_NORMS_AFTER)
-    if _is_of(module, "granite.GraniteDecoderLayer"):
+    if is_of(module, "granite.GraniteDecoderLayer"):
         return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
-    is_parallel = _is_of(module, "cohere2.Cohere2DecoderLayer")
+    is_parallel = is_of(module, "cohere2.Cohere2DecoderLayer")
     return LayerForm(_ONE_NORM, is_parallel=True) if is_parallel else None
 
 
 def is_embedding(module: nn.Module) -> bool:
-    return _is_like(module, nn.Embedding) and module.max_norm is None
+    return is_like(module, nn.Embedding) and module.max_norm is None
 
 
 def is_scaled_embedding(module: nn.Module) -> bool:
     """Whether the module is an embedding whose rows are multiplied by `embed_scale`."""
-    is_like = _is_like(module, modeling_gemma2.Gemma2TextScaledWordEmbedding)
-    return is_like and type(module).__mro__[1] is nn.Embedding and module.max_norm is None
+    is_known = is_like(module, modeling_gemma2.Gemma2TextScaledWordEmbedding)
+    return is_known and type(module).__mro__[1] is nn.Embedding and module.max_norm is None
 
 
 def is_rotary_embedding(module: nn.Module) -> bool:
     """Whether the module is a rotary embedding whose `inv_freq` never changes, in tables of two equal halves."""
-    is_like = _is_like(module, modeling_llama.LlamaRotaryEmbedding) or _is_of(module, *_WIDE_ROTARY_EMBEDDINGS)
-    return is_like and module.rope_type in _FIXED_ROPE_TYPES
+    is_known = is_like(module, modeling_llama.LlamaRotaryEmbedding) or is_of(module, *_WIDE_ROTARY_EMBEDDINGS)
+    return is_known and module.rope_type in _FIXED_ROPE_TYPES
 
 
 def is_pair_rotary_embedding(module: nn.Module) -> bool:
     """Whether it is such a one, with each number twice, side by side."""
-    is_like = _is_of(module, "cohere2.Cohere2RotaryEmbedding")
-    return is_like and module.rope_type in _FIXED_ROPE_TYPES
+    is_known = is_of(module, "cohere2.Cohere2RotaryEmbedding")
+    return is_known and module.rope_type in _FIXED_ROPE_TYPES
 
 
 def stays_wide(module: nn.Module) -> bool:
     """Whether a known rotary embedding gives tables in float32."""
-    return _is_of(module, *_WIDE_ROTARY_EMBEDDINGS, "olmo3.Olmo3RotaryEmbedding")
+    return is_of(module, *_WIDE_ROTARY_EMBEDDINGS, "olmo3.Olmo3RotaryEmbedding")
 
 
 def is_half_rotary_embedding(module: nn.Module) -> bool:
     """Whether it is such a one, and returns only one of the two equal halves of its tables."""
-    return _is_like(module, modeling_gpt_oss.GptOssRotaryEmbedding) and module.rope_type in _FIXED_ROPE_TYPES
+    return is_like(module, modeling_gpt_oss.GptOssRotaryEmbedding) and module.rope_type in _FIXED_ROPE_TYPES
 
 
 def is_rotary_embedding_by_type(module: nn.Module) -> bool:
     """Whether the module is a rotary embedding with frequencies for each type of layers, which never change."""
-    is_like = _is_of(module, "gemma3.Gemma3RotaryEmbedding", "olmo3.Olmo3RotaryEmbedding")
-    return is_like and {*cast("dict[str, str]", module.rope_type).values()} <= {*_FIXED_ROPE_TYPES}
+    is_known = is_of(module, "gemma3.Gemma3RotaryEmbedding", "olmo3.Olmo3RotaryEmbedding")
+    return is_known and {*cast("dict[str, str]", module.rope_type).values()} <= {*_FIXED_ROPE_TYPES}
 
 
 def is_decoder(module: nn.Module) -> bool:
     """Whether the module is a decoder: an embedding, layers one after the other, a final norm."""
-    if _is_of(module, "starcoder2.Starcoder2Model"):  # with a dropout
+    if is_of(module, "starcoder2.Starcoder2Model"):  # with a dropout
         return not module.training
     kinds = "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"
-    return _is_like(module, *_DECODERS) or _is_of(module, *kinds) or scales_embedding(module)
+    return is_like(module, *_DECODERS) or is_of(module, *kinds) or scales_embedding(module)
 
 
 def scales_embedding(module: nn.Module) -> bool:
     """Whether the module is a decoder that multiplies what its embedding gives by `embedding_multiplier`."""
-    return _is_of(module, "granite.GraniteModel")
+    return is_of(module, "granite.GraniteModel")
 
 
 def is_causal_lm(module: nn.Module) -> bool:
     """Whether the module is a decoder with a language-model head, and returns nothing of its routers."""
-    is_mixture = _is_like(module, *_MIXTURES_FOR_CAUSAL_LM)
+    is_mixture = is_like(module, *_MIXTURES_FOR_CAUSAL_LM)
     return (
-        _is_like(module, modeling_llama.LlamaForCausalLM)
+        is_like(module, modeling_llama.LlamaForCausalLM)
         or caps_logits(module)
         or logits_scale(module) != (None, None)
         or (is_mixture and not cast(Any, module).config.output_router_logits)
@@ -239,67 +223,47 @@ def is_causal_lm(module: nn.Module) -> bool:
 
 def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
     """Returns what a decoder with a head multiplies its logits by, and what it divides them by."""
-    if _is_of(module, "cohere2.Cohere2ForCausalLM"):
+    if is_of(module, "cohere2.Cohere2ForCausalLM"):
         return float(cast(float, module.logit_scale)), None
-    if _is_of(module, "granite.GraniteForCausalLM"):
+    if is_of(module, "granite.GraniteForCausalLM"):
         return None, float(cast(Any, module).config.logits_scaling)
     return None, None
 
 
 def caps_logits(module: nn.Module) -> bool:
     """Whether the module is such a one, and its logits are capped by `final_logit_softcapping` if its config has it."""
-    return _is_like(module, modeling_gemma2.Gemma2ForCausalLM) or _is_of(module, "gemma3.Gemma3ForCausalLM")
-
-
-def is_mixture(module: nn.Module) -> bool:
-    """Whether the module routes rows to `experts` by `gate` or `router`, and does nothing else."""
-    return _is_like(module, *_MIXTURES) and not module.training
-
-
-def is_normalizing_router(module: nn.Module) -> bool:
-    """Whether the module chooses the likeliest of all experts, by a softmax; their weights add up to one."""
-    return _is_like(module, modeling_mixtral.MixtralTopKRouter)
-
-
-def is_rounding_router(module: nn.Module) -> bool:
-    """Whether the module does so with weights of the rows' dtype, which add up to one if `norm_topk_prob`."""
-    return _is_like(module, modeling_qwen3_moe.Qwen3MoeTopKRouter)
-
-
-def is_late_router(module: nn.Module) -> bool:
-    """Whether the module chooses the likeliest experts, whose weights are a softmax over the chosen alone."""
-    return _is_like(module, modeling_gpt_oss.GptOssTopKRouter)
+    return is_like(module, modeling_gemma2.Gemma2ForCausalLM) or is_of(module, "gemma3.Gemma3ForCausalLM")
 
 
 def is_attention(module: nn.Module) -> bool:
     """Whether the module is an attention that multiplies, rotates, attends and multiplies."""
-    if _is_like(module, modeling_gpt_oss.GptOssAttention):
+    if is_like(module, modeling_gpt_oss.GptOssAttention):
         return _rotates_as_gpt_oss(module)
-    if _is_of(module, *_ATTENTIONS_WITH_DROPOUT) and module.training:
+    if is_of(module, *_ATTENTIONS_WITH_DROPOUT) and module.training:
         return False
-    is_like = _is_like(module, *_ATTENTIONS) or _is_of(module, *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS)
-    return is_like and rotation_of(module) is not None
+    is_known = is_like(module, *_ATTENTIONS) or is_of(module, *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS)
+    return is_known and rotation_of(module) is not None
 
 
 def is_attention_with_norms(module: nn.Module) -> bool:
     """Whether the module is an attention that norms queries and keys, by `q_norm` and `k_norm`."""
     kinds = "gemma3.Gemma3Attention", "exaone4.Exaone4Attention", *_NORMING_ALL_HEADS
-    is_like = _is_like(module, modeling_qwen3.Qwen3Attention) or _is_of(module, *kinds)
-    return is_like and rotation_of(module) is not None
+    is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds)
+    return is_known and rotation_of(module) is not None
 
 
 def norms_all_heads(module: nn.Module) -> bool:
     """Whether an attention with norms norms all heads of a row together."""
-    return _is_of(module, *_NORMING_ALL_HEADS)
+    return is_of(module, *_NORMING_ALL_HEADS)
 
 
 def rotation_of(attention: nn.Module) -> Rotation | None:
     """Returns how an attention rotates, if the functions that it calls for that are known."""
     if _rotates_as_gpt_oss(attention):
         return Rotation("half")
-    rotation, family = Rotation(), _family_of(attention)
+    rotation, family = Rotation(), family_of(attention)
     if not _rotates_as(attention, modeling_llama):
-        if family not in _ROTATIONS or not _rotates_as(attention, sys.modules[_module_name(family)]):
+        if family not in _ROTATIONS or not _rotates_as(attention, sys.modules[module_name(family)]):
             return None
         rotation = _ROTATIONS[family]
     return rotation._replace(is_applied=_is_rotated(attention))
@@ -307,44 +271,13 @@ def rotation_of(attention: nn.Module) -> Rotation | None:
 
 def _is_rotated(attention: Any) -> bool:
     """Whether the attention does rotate, where its code leaves that open."""
-    if _is_of(attention, "smollm3.SmolLM3Attention"):
+    if is_of(attention, "smollm3.SmolLM3Attention"):
         return bool(attention.use_rope)
-    if _is_of(attention, "exaone4.Exaone4Attention"):
+    if is_of(attention, "exaone4.Exaone4Attention"):
         return attention.sliding_window is None or bool(attention.is_sliding)
-    if _is_of(attention, "cohere2.Cohere2Attention"):
+    if is_of(attention, "cohere2.Cohere2Attention"):
         return attention.sliding_window is not None
     return True
-
-
-def _is_of(module: nn.Module, *names: str) -> bool:
-    """Whether nothing but the code of one of these classes, `family.class`, runs when the module is called.
-
-    A class is that of the module's own family, whose code was loaded: no other family's is, to be known.
-    """
-    family = _family_of(module)
-    kinds = [kind for own, kind in (name.split(".") for name in names) if own == family]
-    return bool(kinds) and _is_like(module, *(getattr(sys.modules[_module_name(family)], kind) for kind in kinds))
-
-
-def _family_of(module: nn.Module) -> str:
-    """Returns the family of transformers' models in which the module's code was written, or an empty text."""
-    package, *family = type(module).forward.__module__.removeprefix("transformers.models.").split(".")
-    return package if family == [f"modeling_{package}"] else ""
-
-
-def _module_name(family: str) -> str:
-    return f"transformers.models.{family}.modeling_{family}"
-
-
-def _is_like(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether nothing but the code of one of these kinds runs when the module is called."""
-    is_overridden = "forward" in vars(module) or type(module).__call__ not in (
-        nn.Module.__call__,
-        GradientCheckpointingLayer.__call__,
-    )
-    if is_overridden or has_hooks(module):
-        return False
-    return any(_is_same(type(module).forward, kind.forward) for kind in kinds)
 
 
 def _rotates_as(attention: nn.Module, known: Any) -> bool:
@@ -352,44 +285,13 @@ def _rotates_as(attention: nn.Module, known: Any) -> bool:
 
     Its code calls one by name, and that another one: each is looked up in the globals of its caller.
     """
-    rotate = _global(type(attention).forward, "apply_rotary_pos_emb")
-    return _is_same(rotate, known.apply_rotary_pos_emb) and _is_same(_global(rotate, "rotate_half"), known.rotate_half)
+    rotate = global_of(type(attention).forward, "apply_rotary_pos_emb")
+    return is_same(rotate, known.apply_rotary_pos_emb) and is_same(global_of(rotate, "rotate_half"), known.rotate_half)
 
 
 def _rotates_as_gpt_oss(attention: nn.Module) -> bool:
     """Whether they are gpt-oss's, which compute the same of tables with one of two equal halves."""
-    rotate = _global(type(attention).forward, "apply_rotary_pos_emb")
-    return _is_same(rotate, modeling_gpt_oss.apply_rotary_pos_emb) and _is_same(
-        _global(rotate, "_apply_rotary_emb"), modeling_gpt_oss._apply_rotary_emb
+    rotate = global_of(type(attention).forward, "apply_rotary_pos_emb")
+    return is_same(rotate, modeling_gpt_oss.apply_rotary_pos_emb) and is_same(
+        global_of(rotate, "_apply_rotary_emb"), modeling_gpt_oss._apply_rotary_emb
     )
-
-
-def _global(function: object, name: str) -> object:
-    """Returns what a name of the module stands for in which the function was written, whatever is wrapped around it."""
-    written = inspect.unwrap(function) if isinstance(function, FunctionType) else function
-    return written.__globals__.get(name) if isinstance(written, FunctionType) else None
-
-
-def _is_same(one: object, other: object) -> bool:
-    return (
-        isinstance(one, FunctionType) and isinstance(other, FunctionType) and _fingerprint(one) == _fingerprint(other)
-    )
-
-
-def _fingerprint(function: FunctionType) -> tuple[object, ...]:
-    """Returns all that decides what a function does, with what it wraps; not name, file, docstring and type hints."""
-    wrapped = getattr(function, "__wrapped__", None)
-    return (
-        _code_fingerprint(function.__code__),
-        function.__defaults__,
-        function.__kwdefaults__,
-        _fingerprint(wrapped) if isinstance(wrapped, FunctionType) else wrapped,
-    )
-
-
-@functools.cache
-def _code_fingerprint(code: CodeType) -> tuple[object, ...]:
-    """Returns each instruction with its operand. No instruction reads the docstring, though that is a constant."""
-    operands = ((each.opcode, each.argval) for each in dis.get_instructions(code))
-    instructions = ((opcode, _code_fingerprint(it) if isinstance(it, CodeType) else it) for opcode, it in operands)
-    return (code.co_varnames, *instructions)
