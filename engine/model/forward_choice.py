@@ -33,25 +33,32 @@ from engine.weights.linear import PackedLinear
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 
-__all__ = ["choose_forward", "decoder_parts", "is_known"]
+__all__ = ["FAMILIES", "choose_forward", "decoder_parts", "is_known"]
 
 logger = logging.getLogger(__name__)
 
-_FAMILIES = (
+FAMILIES = (
+    "cohere",
     "cohere2",
+    "cwm",
     "ernie4_5",
     "exaone4",
+    "gemma",
     "gemma2",
     "gemma3_text",
     "glm",
     "glm4",
     "gpt_oss",
     "granite",
+    "internlm3",
+    "iquestcoder",
     "llama",
+    "ministral",
     "mistral",
     "mixtral",
     "olmo2",
     "olmo3",
+    "olmoe",
     "phi3",
     "qwen2",
     "qwen3",
@@ -59,7 +66,8 @@ _FAMILIES = (
     "seed_oss",
     "smollm3",
     "starcoder2",
-)  # their models run in the kernels, all but those with parts of their own
+)
+"""Model types that run in the kernels as a whole, all but models with parts of their own: see docs/models.md."""
 
 _NUM_TEXTS = 2  # by which two forward passes are compared
 
@@ -83,7 +91,7 @@ def choose_forward(
 
 def _warn_if_expected(module: PreTrainedModel, reason: str) -> None:
     """Warns where a model does not run in the kernels whose family does, with the versions that are tested."""
-    if module.config.model_type in _FAMILIES:
+    if module.config.model_type in FAMILIES:
         logger.warning(
             "steps take two to three times as long: %s of transformers %s does not run in the kernels, since %s",
             type(module).__name__,

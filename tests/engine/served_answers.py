@@ -9,6 +9,7 @@ import torch
 
 from engine.assembly import load_engine
 from engine.core.config import EngineConfig
+from engine.engine import Engine
 from tests.engine.fakes import add, run_to_end, tokens_of
 
 NUM_TOKENS = 12
@@ -29,8 +30,17 @@ def make_prompts() -> list[list[int]]:
 
 def serve(path: Path, prompts: Sequence[list[int]]) -> list[list[int]]:
     """Answers all prompts in one batch, each prompt in several chunks."""
+    return answers_of(engine_over(path), prompts)
+
+
+def engine_over(path: Path) -> Engine:
+    """Returns an engine that computes prompts in chunks."""
     config = EngineConfig(model=str(path), device="cpu", dtype="float32", num_blocks=64, max_num_batched_tokens=16)
-    engine = load_engine(config)
+    return load_engine(config)
+
+
+def answers_of(engine: Engine, prompts: Sequence[list[int]]) -> list[list[int]]:
+    """Answers all prompts in one batch."""
     for index, prompt in enumerate(prompts):
         add(engine, str(index), prompt, max_tokens=NUM_TOKENS, ignore_eos=True, temperature=0.0)
     updates = run_to_end(engine)

@@ -147,6 +147,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4Config", {"head_dim": 16}),
     "ernie4_5": ("Ernie4_5Config", {"use_bias": True}),
     "cohere2": ("Cohere2Config", {"logit_scale": 0.3, **_TWO_WINDOWS}),
+    "gemma1": ("GemmaConfig", {"head_dim": 16}),
+    "ministral": ("MinistralConfig", {"head_dim": 12, **_TWO_WINDOWS}),
+    "olmoe": ("OlmoeConfig", {"num_experts": 4, "num_experts_per_tok": 2}),
 }
 WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba"})
 """Those with recurrent states, which allow for no draft model made of their own weights."""

@@ -76,8 +76,15 @@ _MIXTURES_FOR_CAUSAL_LM = (
 )
 # What follows is named by family and class: it is known in models of that family, whose code others do not load.
 _ATTENTIONS_WITH_DROPOUT = ("seed_oss.SeedOssAttention", "starcoder2.Starcoder2Attention")
-_FURTHER_ATTENTIONS = ("phi3.Phi3Attention", "smollm3.SmolLM3Attention", "cohere2.Cohere2Attention")
-_NORMING_ALL_HEADS = ("olmo2.Olmo2Attention", "olmo3.Olmo3Attention")
+_FURTHER_ATTENTIONS = (
+    *("phi3.Phi3Attention", "smollm3.SmolLM3Attention"),
+    *("cohere.CohereAttention", "cohere2.Cohere2Attention"),
+)
+_NORMING_ALL_HEADS = ("olmo2.Olmo2Attention", "olmo3.Olmo3Attention", "olmoe.OlmoeAttention")
+_FURTHER_DECODERS = (
+    *("gemma.GemmaModel", "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"),
+    *("ministral.MinistralModel", "cwm.CwmModel", "olmoe.OlmoeModel"),
+)
 _WIDE_ROTARY_EMBEDDINGS = ("olmo2.Olmo2RotaryEmbedding", "ernie4_5.Ernie4_5RotaryEmbedding")
 _ROTATIONS = {
     "phi3": Rotation(is_partial=True),
@@ -86,6 +93,7 @@ _ROTATIONS = {
     "glm": Rotation(in_pairs=True, is_partial=True),
     "glm4": Rotation(in_pairs=True, is_partial=True),
     "ernie4_5": Rotation(in_pairs=True, is_wide=True),
+    "cohere": Rotation("in pairs", in_pairs=True, is_wide=True),
     "cohere2": Rotation("in pairs", in_pairs=True, is_wide=True),
 }
 _NORMS_BEFORE = LayerNorms("input_layernorm", None, "post_attention_layernorm", None)
@@ -124,7 +132,8 @@ def is_layer_norm(module: nn.Module) -> bool:
 
 def is_unbiased_layer_norm(module: nn.Module) -> bool:
     """Whether the module is a layer norm without a bias, in float32 and rounded once."""
-    return is_of(module, "cohere2.Cohere2LayerNorm") and cast(Any, module).weight.dim() == 1
+    is_known = is_of(module, "cohere.CohereLayerNorm", "cohere2.Cohere2LayerNorm")
+    return is_known and cast(Any, module).weight.dim() == 1
 
 
 def is_gated_mlp(module: nn.Module) -> bool:
@@ -155,7 +164,7 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
         return LayerForm(_NORMS_AFTER)
     if is_of(module, "granite.GraniteDecoderLayer"):
         return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
-    is_parallel = is_of(module, "cohere2.Cohere2DecoderLayer")
+    is_parallel = is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer")
     return LayerForm(_ONE_NORM, is_parallel=True) if is_parallel else None
 
 
@@ -177,7 +186,7 @@ def is_rotary_embedding(module: nn.Module) -> bool:
 
 def is_pair_rotary_embedding(module: nn.Module) -> bool:
     """Whether it is such a one, with each number twice, side by side."""
-    is_known = is_of(module, "cohere2.Cohere2RotaryEmbedding")
+    is_known = is_of(module, "cohere.CohereRotaryEmbedding", "cohere2.Cohere2RotaryEmbedding")
     return is_known and module.rope_type in _FIXED_ROPE_TYPES
 
 
@@ -201,8 +210,7 @@ def is_decoder(module: nn.Module) -> bool:
     """Whether the module is a decoder: an embedding, layers one after the other, a final norm."""
     if is_of(module, "starcoder2.Starcoder2Model"):  # with a dropout
         return not module.training
-    kinds = "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"
-    return is_like(module, *_DECODERS) or is_of(module, *kinds) or scales_embedding(module)
+    return is_like(module, *_DECODERS) or is_of(module, *_FURTHER_DECODERS) or scales_embedding(module)
 
 
 def scales_embedding(module: nn.Module) -> bool:
@@ -223,7 +231,7 @@ def is_causal_lm(module: nn.Module) -> bool:
 
 def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
     """Returns what a decoder with a head multiplies its logits by, and what it divides them by."""
-    if is_of(module, "cohere2.Cohere2ForCausalLM"):
+    if is_of(module, "cohere.CohereForCausalLM", "cohere2.Cohere2ForCausalLM"):
         return float(cast(float, module.logit_scale)), None
     if is_of(module, "granite.GraniteForCausalLM"):
         return None, float(cast(Any, module).config.logits_scaling)
@@ -242,14 +250,21 @@ def is_attention(module: nn.Module) -> bool:
     if is_of(module, *_ATTENTIONS_WITH_DROPOUT) and module.training:
         return False
     is_known = is_like(module, *_ATTENTIONS) or is_of(module, *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS)
-    return is_known and rotation_of(module) is not None
+    return is_known and not _does_more(module) and rotation_of(module) is not None
 
 
 def is_attention_with_norms(module: nn.Module) -> bool:
     """Whether the module is an attention that norms queries and keys, by `q_norm` and `k_norm`."""
     kinds = "gemma3.Gemma3Attention", "exaone4.Exaone4Attention", *_NORMING_ALL_HEADS
     is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds)
-    return is_known and rotation_of(module) is not None
+    return is_known and not _does_more(module) and rotation_of(module) is not None
+
+
+def _does_more(attention: Any) -> bool:
+    """Whether the attention's settings have it do what fused ones do not."""
+    if is_of(attention, "cohere.CohereAttention"):
+        return bool(attention.use_qk_norm)  # by layer norms, with a weight for each head
+    return is_of(attention, "olmoe.OlmoeAttention") and attention.config.clip_qkv is not None
 
 
 def norms_all_heads(module: nn.Module) -> bool:

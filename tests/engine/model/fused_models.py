@@ -36,6 +36,10 @@ PARTS = {
     "gemma2": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
     "gemma3": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 6},
     "gpt_oss": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "gemma1": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "ministral": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "cohere": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 1},
+    "olmoe": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
     "gpt2": {},
 }
 

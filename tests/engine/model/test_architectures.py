@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import ModelError, UnsupportedModelError
+from engine.kernels import load_kernels
 from engine.model.paging_proof import randomize
-from tests.engine.served_answers import documented_types, generate, make_prompts, serve
+from tests.engine.served_answers import answers_of, documented_types, engine_over, generate, make_prompts
 from tests.engine.tiny_architectures import CAUSAL_TYPES, tiny_model
 
 NOT_BUILT = {
@@ -57,7 +58,8 @@ def test_a_type_is_served_as_transformers_computes_it_or_refused(model_type: str
     assert model_type not in NOT_BUILT
     prompts = make_prompts()
     try:
-        answers = serve(tmp_path, prompts)
+        engine = engine_over(tmp_path)
+        answers = answers_of(engine, prompts)
     except (UnsupportedModelError, ModelError) as error:
         assert model_type not in served_types(), error
         assert str(error).endswith(".") or ": " in str(error)
@@ -65,3 +67,5 @@ def test_a_type_is_served_as_transformers_computes_it_or_refused(model_type: str
     model.set_attn_implementation("eager")
     assert answers == [generate(model, prompt) for prompt in prompts]
     assert model_type in served_types()
+    if load_kernels() is not None:
+        assert (engine.info.forward == "kernels") == (model_type in documented_types("in the kernels"))

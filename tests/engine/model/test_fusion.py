@@ -172,6 +172,19 @@ def rotate_another_way(model: Any) -> nn.Module:
     return attention
 
 
+def bound_queries(model: Any) -> nn.Module:
+    model.config.clip_qkv = 3.0
+    attention: nn.Module = model.model.layers[1].self_attn
+    return attention
+
+
+def norm_heads_by_layer_norms(model: Any) -> nn.Module:
+    attention: nn.Module = model.model.layers[1].self_attn
+    attention.use_qk_norm = True
+    attention.q_norm, attention.k_norm = nn.LayerNorm(8), nn.LayerNorm(8)
+    return attention
+
+
 STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
     "a layer that drops": ("phi3", drop_what_attention_adds),
     "an attention that drops": ("seed_oss", drop_what_attention_returns),
@@ -179,6 +192,8 @@ STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
     "an MLP that drops": ("starcoder2", drop_what_the_mlp_returns),
     "norms of another size": ("olmo2", norm_single_heads),
     "another rotation": ("glm4", rotate_another_way),
+    "bounds of queries": ("olmoe", bound_queries),
+    "layer norms of heads": ("cohere", norm_heads_by_layer_norms),
 }
 
 

@@ -15,13 +15,14 @@ from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
-from engine.model.forward_choice import choose_forward, decoder_parts, is_known
+from engine.model.forward_choice import FAMILIES, choose_forward, decoder_parts, is_known
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward, ForwardOutput, TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs, build_inputs
 from tests.crossed import crossed
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
+from tests.engine.served_answers import documented_types
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,6 +31,7 @@ KNOWN = (
     *("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma2", "gemma3", "gpt_oss"),
     *("smollm3", "smollm3_nope", "phi3", "phi3_partial", "seed_oss", "granite", "olmo2", "olmo3", "exaone4"),
     *("glm", "glm4", "ernie4_5", "cohere2", "starcoder2", "starcoder2_mqa"),
+    *("gemma1", "ministral", "cohere", "olmoe"),
 )
 KEPT: dict[str, list[int] | None] = {"all": None, "none": [], "some": [20, 3], "most": [*range(31)]}
 NUM_BLOCKS = 12
@@ -260,6 +262,11 @@ def test_a_family_that_is_known_does_not_get_slow_in_silence(
 def test_a_known_model_with_a_damaged_weight_is_known(llama: LoadedModel) -> None:
     llama.module.base_model.embed_tokens.weight[1, 0] = torch.nan
     assert isinstance(choose_forward(llama.module, cache_of(llama), cpu), KernelForward)
+
+
+def test_the_documentation_lists_types_that_run_in_the_kernels() -> None:
+    assert documented_types("in the kernels") == {*FAMILIES}
+    assert {make_config(name).model_type for name in KNOWN} <= {*FAMILIES}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
