@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.model.decoder_parts import AttentionParts, LayerParts, MlpParts
+from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MixtureParts, MlpParts
 from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, interleaved
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward
@@ -70,19 +70,35 @@ def _targets_of_kernels(forward: KernelForward) -> Iterator[tuple[str, AdapterTa
 
 
 Join = Callable[[Sequence[Tensor]], Tensor]
+_Linear = tuple[Sequence[str], Sequence[int], int, Join]
 
 
-def _linears_of(layer: LayerParts) -> Iterator[tuple[Sequence[str], Sequence[int], int, Join]]:
+def _linears_of(layer: LayerParts) -> Iterator[_Linear]:
     """Yields the names, output and input features of the layers that each linear layer of the kernels is made of, in
     the order of `KernelForward.linears`. A single name stands for a layer of the checkpoint that has them all."""
-    attention, mlp = layer.attention, layer.feed_forward
+    attention, feed_forward = layer.attention, layer.feed_forward
     names = [f"self_attn.{each}" for each in attention.names]
     yield names, _head_columns(attention), attention.query_key_value.in_features, concatenated
-    yield ["self_attn.o_proj"], [attention.output.out_features], attention.output.in_features, concatenated
-    if isinstance(mlp, MlpParts):
-        names, sizes = [f"mlp.{each}" for each in mlp.names], _gate_columns(mlp.is_gated, mlp.gate_up.out_features)
-        yield names, sizes, mlp.gate_up.in_features, interleaved
-        yield [f"mlp.{mlp.down_name}"], [mlp.down.out_features], mlp.down.in_features, concatenated
+    yield _whole(attention.output, "self_attn.o_proj")
+    yield from _linears_of_mlp(feed_forward, "mlp") if isinstance(feed_forward, MlpParts) else _beside(feed_forward)
+
+
+def _linears_of_mlp(mlp: MlpParts, path: str) -> Iterator[_Linear]:
+    names, sizes = [f"{path}.{each}" for each in mlp.names], _gate_columns(mlp.is_gated, mlp.gate_up.out_features)
+    yield names, sizes, mlp.gate_up.in_features, interleaved
+    yield _whole(mlp.down, f"{path}.{mlp.down_name}")
+
+
+def _beside(mixture: MixtureParts) -> Iterator[_Linear]:
+    """Yields those of a mixture, all but its experts' and its router's."""
+    if mixture.shared is not None:
+        yield from _linears_of_mlp(mixture.shared, f"mlp.{mixture.shared_name}")
+    if mixture.shared_gate is not None:
+        yield _whole(mixture.shared_gate, f"mlp.{mixture.shared_name}_gate")
+
+
+def _whole(linear: LinearParts, name: str) -> _Linear:
+    return [name], [linear.out_features], linear.in_features, concatenated
 
 
 def _head_columns(attention: AttentionParts) -> list[int]:

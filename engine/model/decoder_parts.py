@@ -4,7 +4,7 @@ modules.
 Each has a `bound` form, an object of the C++ library (`engine/kernels/layers`), which shares the part's tensors.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "MlpParts",
     "NormParts",
     "RotaryParts",
+    "RouterParts",
     "linear_parts",
 ]
 
@@ -103,6 +104,8 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False):
     params: AttentionParams
     in_pairs: bool = False
     """Whether columns that are neighbours are rotated together, not those of two halves."""
+    norms_last: bool = False
+    """Whether heads are normed after they are rotated."""
     names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """The checkpoint's layers of which `query_key_value` consists."""
 
@@ -111,7 +114,7 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False):
         norms = map(_bound, (self.norm, self.query_norm, self.key_norm))
         projection = self.query_key_value.bound()
         return torch.classes.twostep.BeforeAttention(
-            *norms, projection, self.num_heads, self.num_kv_heads, self.in_pairs
+            *norms, projection, self.num_heads, self.num_kv_heads, self.in_pairs, self.norms_last
         )
 
 
@@ -130,24 +133,53 @@ class MlpParts(msgspec.Struct, frozen=True, eq=False, tag=True):
         return torch.classes.twostep.Mlp(self.gate_up.bound(), self.down.bound(), self.activation, self.is_gated)
 
 
-class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
-    """A router, and the experts that it chooses from."""
+class RouterParts(msgspec.Struct, frozen=True, eq=False):
+    """What chooses experts for each row, and weighs them."""
 
-    router: LinearParts
+    linear: LinearParts
     top_k: int
-    is_of_chosen: bool
-    """Whether weights are a softmax over the chosen alone, in the type of the rows; else over all, in float32."""
-    is_normalized: bool
-    """Whether the weights of the latter are made to add up to one."""
-    is_rounded: bool
+    scoring: Literal["softmax", "sigmoid", "softmax of chosen"] = "softmax"
+    """What scores are of logits, in float32; the last one is in the type of the rows, and all that there is to do."""
+    is_wide: bool = False
+    """Whether logits are in float32."""
+    choice_bias: Tensor | None = None
+    """Numbers [E] that are added to scores for the choice alone."""
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    """In how many groups of experts the chosen are: in those whose two best have the largest sums."""
+    is_sorted: bool = True
+    """Whether the chosen are in the order of their scores, and not in that in which torch finds them."""
+    is_normalized: bool = False
+    """Whether the chosen scores are divided by their sum, to which `sum_offset` is added, and which is `least_sum` at
+    least."""
+    sum_offset: float = 0.0
+    least_sum: float = 0.0
+    factor: float = 1.0
+    """What they are multiplied by then."""
+    is_rounded: bool = False
     """Whether they are rounded to the type of the rows."""
-    experts: ExpertParts
 
     def bound(self) -> Any:
-        classes = torch.classes.twostep
-        choice = self.top_k, self.is_of_chosen, self.is_normalized, self.is_rounded
-        router = classes.Router(self.router.bound(), *choice)
-        return classes.Mixture(router, self.experts.bound())
+        choice = self.scoring, self.is_wide, self.choice_bias, self.num_groups, self.num_chosen_groups, self.is_sorted
+        weighing = self.is_normalized, self.sum_offset, self.least_sum, self.factor, self.is_rounded
+        return torch.classes.twostep.Router(self.linear.bound(), self.top_k, *choice, *weighing)
+
+
+class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
+    """A router, the experts that it chooses from, and an MLP that all rows have, if there is one."""
+
+    router: RouterParts
+    experts: ExpertParts
+    shared: MlpParts | None = None
+    shared_name: str = ""
+    """That MLP's name in the checkpoint."""
+    shared_gate: LinearParts | None = None
+    """What weighs its rows, by the sigmoid of a number of each."""
+
+    def bound(self) -> Any:
+        shared = None if self.shared is None else self.shared.bound()
+        gate = None if self.shared_gate is None else self.shared_gate.bound()
+        return torch.classes.twostep.Mixture(self.router.bound(), self.experts.bound(), shared, gate)
 
 
 class LayerParts(msgspec.Struct, frozen=True, eq=False):
@@ -193,9 +225,13 @@ class RotaryParts(msgspec.Struct, frozen=True, eq=False):
     """Whether these are rounded to the type of the rows."""
     is_wide: bool = False
     """Whether rows are multiplied by them in float32, and rounded once."""
+    query_scales: Tensor | None = None  # [N], float32
+    """What queries are multiplied by: each number those of `scale_interval` positions."""
+    scale_interval: int = 1
 
     def bound(self) -> Any:
-        return torch.classes.twostep.Rotation(self.inv_freq, self.scaling, self.is_rounded, self.is_wide)
+        scales = self.query_scales, self.scale_interval
+        return torch.classes.twostep.Rotation(self.inv_freq, self.scaling, self.is_rounded, self.is_wide, *scales)
 
 
 class DecoderParts(msgspec.Struct, frozen=True, eq=False):

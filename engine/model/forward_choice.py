@@ -38,33 +38,44 @@ __all__ = ["FAMILIES", "choose_forward", "decoder_parts", "is_known"]
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
+    "arcee",
     "cohere",
     "cohere2",
     "cwm",
+    "dots1",
     "ernie4_5",
+    "ernie4_5_moe",
     "exaone4",
     "gemma",
     "gemma2",
     "gemma3_text",
     "glm",
     "glm4",
+    "glm4_moe",
     "gpt_oss",
     "granite",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
     "internlm3",
     "iquestcoder",
+    "jais2",
     "llama",
     "ministral",
+    "ministral3",
     "mistral",
     "mixtral",
+    "nemotron",
     "olmo2",
     "olmo3",
     "olmoe",
     "phi3",
     "qwen2",
+    "qwen2_moe",
     "qwen3",
     "qwen3_moe",
     "seed_oss",
     "smollm3",
+    "solar_open",
     "starcoder2",
 )
 """Model types that run in the kernels as a whole, all but models with parts of their own: see docs/models.md."""
@@ -168,15 +179,17 @@ def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:
     by_type = code_fingerprint.is_rotary_embedding_by_type(rotary)
     prefixes = [f"{each}_" for each in decoder.config.layer_types[:num_layers]] if by_type else [""] * num_layers
     kinds = [*zip(prefixes, (layer.rotation for layer in decoder.layers), strict=True)]
-    known = [*dict.fromkeys(kinds)]
-    return tuple(_rotary_parts(rotary, *each) for each in known), [known.index(each) for each in kinds]
+    known, dtype = [*dict.fromkeys(kinds)], decoder.layers[0].parts.attention.query_key_value.dtype
+    return tuple(_rotary_parts(rotary, dtype, *each) for each in known), [known.index(each) for each in kinds]
 
 
-def _rotary_parts(rotary: Any, prefix: str, rotation: Rotation) -> RotaryParts:
+def _rotary_parts(rotary: Any, dtype: torch.dtype, prefix: str, rotation: Rotation) -> RotaryParts:
     inv_freq = getattr(rotary, f"{prefix}inv_freq").to(torch.float32)
     scaling = getattr(rotary, f"{prefix}attention_scaling")
     is_rounded = not code_fingerprint.stays_wide(rotary)
-    return RotaryParts(inv_freq if rotation.is_applied else inv_freq[:0], scaling, is_rounded, rotation.is_wide)
+    queries = () if rotation.scaling is None else (rotation.scaling.numbers(dtype), rotation.scaling.interval)
+    frequencies = inv_freq if rotation.is_applied else inv_freq[:0]
+    return RotaryParts(frequencies, scaling, is_rounded, rotation.is_wide, *queries)
 
 
 def _rows_of(embedding: Any) -> Tensor:

@@ -27,6 +27,7 @@ __all__ = [
     "FusedRotaryEmbedding",
     "LayerForm",
     "LayerNorms",
+    "QueryScaling",
     "Rotation",
     "concatenated",
     "interleaved",
@@ -87,20 +88,19 @@ FusedNorm = FusedRMSNorm | FusedLayerNorm
 class FusedMLP(nn.Module):
     """A gated MLP: activation(gate) * up, both from one matmul, then the down projection; or one without a gate."""
 
-    def __init__(self, mlp: Any, activation: str) -> None:
-        """`mlp` has a gate and an up projection, one that is both, or one without a gate, as StarCoder 2 has."""
+    def __init__(self, mlp: Any, activation: str, names: tuple[str, ...]) -> None:
+        """`names` are those of the linear layers of `mlp`: a gate and an up projection, one that is both, or one
+        without a gate, and the down projection."""
         super().__init__()
         self.activation = activation  # the operator's name for it
-        self.is_gated = not hasattr(mlp, "c_fc")
-        self.names: tuple[str, ...]
+        *first, self.down_name = names
+        self.names = (*first,)
         """The layers of `mlp` that are one here."""
-        if not self.is_gated:
-            self.names, self.gate_up_proj = ("c_fc",), mlp.c_fc
-        elif hasattr(mlp, "gate_up_proj"):
-            self.names, self.gate_up_proj = ("gate_up_proj",), _in_turn(mlp.gate_up_proj)
-        else:
-            self.names, self.gate_up_proj = ("gate_proj", "up_proj"), _interleaved(mlp.gate_proj, mlp.up_proj)
-        self.down_name = "down_proj" if self.is_gated else "c_proj"
+        self.is_gated = self.names in (("gate_proj", "up_proj"), ("gate_up_proj",))
+        linears = [getattr(mlp, name) for name in self.names]
+        self.gate_up_proj = _interleaved(*linears) if len(linears) > 1 else linears[0]
+        if self.names == ("gate_up_proj",):
+            _in_turn(self.gate_up_proj)
         self.down_proj = getattr(mlp, self.down_name)
         self.leaves_sum = False
         """Whether what is next takes the last product in segments."""
@@ -113,12 +113,28 @@ class FusedMLP(nn.Module):
     def _activated(self, gate_up: Tensor) -> Tensor:
         if self.is_gated:
             return cast(Tensor, torch.ops.twostep.gate(gate_up, self.activation))
+        if self.activation == "square_relu":
+            torch.ops.twostep.square_relu(gate_up)
+            return gate_up
         is_silu = self.activation == "silu"
         return nn.functional.silu(gate_up) if is_silu else nn.functional.gelu(gate_up, approximate="tanh")
 
 
+class QueryScaling(NamedTuple):
+    """What queries are multiplied by at each position: 1 + beta * log(1 + n) in the n-th interval of positions."""
+
+    beta: float
+    interval: int
+    num_positions: int
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:  # [intervals], float32
+        """Returns the number of each interval, as it is in a type."""
+        which = torch.arange(-(-self.num_positions // self.interval), dtype=torch.float32)
+        return (1 + self.beta * torch.log(1 + which)).to(dtype).float()
+
+
 class Rotation(NamedTuple):
-    """How an attention rotates its queries and keys."""
+    """How an attention rotates its queries and keys, and what it does with them then."""
 
     tables: Literal["whole", "half", "in pairs"] = "whole"
     """How its rotary embedding lays out cosines and sines: in two equal halves, in one of these, or each twice."""
@@ -129,6 +145,9 @@ class Rotation(NamedTuple):
     is_partial: bool = False
     """Whether tables may be narrower than heads, whose last columns are not rotated then."""
     is_applied: bool = True
+    norms_last: bool = False
+    """Whether heads are normed after they are rotated, if they are."""
+    scaling: QueryScaling | None = None
 
     def tables_of(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines [1, T, rotated columns] in two equal halves, of what the rotary embedding gives."""
@@ -169,6 +188,8 @@ class FusedAttention(nn.Module):
         sinks = call.params.sinks  # of a mapped file, which nothing but a module's parameters may hold
         params = call.params if sinks is None else call.params._replace(sinks=sinks.clone())
         self.call = call._replace(params=params)
+        scaling = rotation.scaling
+        self._query_scales = None if scaling is None else scaling.numbers(call.query.dtype)
         _, self.num_heads, self.head_size = call.query.shape
         self.num_kv_heads = call.key.shape[1]
         self.leaves_sum = False
@@ -178,21 +199,31 @@ class FusedAttention(nn.Module):
         self,
         hidden_states: Tensor,  # [1, T, H]
         position_embeddings: tuple[Tensor, Tensor],  # [1, T, columns] each
+        position_ids: Tensor | None = None,  # [1, T]
         **_: Any,
     ) -> tuple[Tensor | SegmentSums, None]:
         qkv = self.qkv_proj(hidden_states[0])
-        self._rotate(qkv, *self.rotation.tables_of(position_embeddings))
+        self._rotate(qkv, *self.rotation.tables_of(position_embeddings), self.query_scales_of(position_ids))
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
         attended = attend(self.call.with_tensors(query, key, value))  # [T, num_heads, head_size]
         out = _product(self.o_proj, attended.flatten(1), self.leaves_sum)
         return out if isinstance(out, SegmentSums) else out[None], None
 
-    def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def query_scales_of(self, position_ids: Tensor | None) -> Tensor | None:  # [1, T] -> [T], float32
+        """Returns what queries at these positions are multiplied by, if that is not one."""
+        scaling = self.rotation.scaling
+        if self._query_scales is None or scaling is None:
+            return None
+        assert position_ids is not None, "such an attention is told its positions"
+        return self._query_scales[position_ids[0] // scaling.interval]
+
+    def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor, query_scales: Tensor | None) -> None:
         norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
         eps = 0.0 if self.q_norm is None else self.q_norm.eps
         heads = self.num_heads, self.num_kv_heads
-        torch.ops.twostep.rotate_heads(qkv, cos, sin, *heads, *norms, eps, self.rotation.in_pairs)
+        form = self.rotation.in_pairs, self.rotation.norms_last
+        torch.ops.twostep.rotate_heads(qkv, cos, sin, *heads, *norms, eps, *form, query_scales)
 
     @property
     def norms_each_head(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import GELUTanh, SiLUActivation
+from transformers.activations import GELUTanh, ReLUSquaredActivation, SiLUActivation
 
 from engine.attention.registry import AttentionCall
 from engine.model.fused_modules import (
@@ -84,7 +84,7 @@ def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
 
 
 def _fused_layer_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
-    has_bias = code_fingerprint.is_layer_norm(module)
+    has_bias = code_fingerprint.is_layer_norm(module) or code_fingerprint.is_zero_centered_layer_norm(module)
     if not has_bias and not code_fingerprint.is_unbiased_layer_norm(module):
         return None
     weight: Tensor = cast(Any, module).weight
@@ -92,6 +92,8 @@ def _fused_layer_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None
     if weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
         return None
     eps = float(cast(float, module.eps if has_bias else module.variance_epsilon))
+    if code_fingerprint.is_zero_centered_layer_norm(module):
+        weight = weight + 1.0
     return FusedLayerNorm(_fixed(weight.float()), None if bias is None else _fixed(bias.float()), eps)
 
 
@@ -104,13 +106,16 @@ def _fused_mlp(module: nn.Module, on_cpu: bool) -> nn.Module | None:
     if names is None or not _are_linear(module, *names[:-1]):
         return None
     activation = _activation_name(getattr(module, names[-1]))
-    return None if activation is None else FusedMLP(module, activation)
+    if activation == "square_relu" and not code_fingerprint.is_plain_mlp(module):  # there is no such gate
+        return None
+    return None if activation is None else FusedMLP(module, activation, names[:-1])
 
 
 def _names_of_mlp(module: nn.Module, on_cpu: bool) -> tuple[str, ...] | None:
     """Returns the names of a known MLP's linear layers and its activation."""
     if code_fingerprint.is_plain_mlp(module):
-        return ("c_fc", "c_proj", "act") if on_cpu else None
+        names = ("c_fc", "c_proj", "act") if hasattr(module, "c_fc") else ("up_proj", "down_proj", "act_fn")
+        return names if on_cpu else None
     if not code_fingerprint.is_gated_mlp(module):
         return None
     if hasattr(module, "gate_up_proj"):
@@ -124,6 +129,8 @@ def _activation_name(module: nn.Module) -> str | None:
         return None
     if type(module) in (SiLUActivation, nn.SiLU):
         return "silu"
+    if type(module) is ReLUSquaredActivation:
+        return "square_relu"
     is_tanh = type(module) is GELUTanh and isinstance(module.act, functools.partial)  # not the formula in Python
     return "gelu_tanh" if is_tanh else None
 
@@ -145,11 +152,12 @@ def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall], on_cpu: 
 def _is_for_cuda(attention: nn.Module, rotation: Rotation) -> bool:
     """Whether the operators on CUDA do what the attention does between its products."""
     is_whole = rotation.is_applied and not rotation.is_partial
-    return is_whole and not rotation.is_wide and not code_fingerprint.norms_all_heads(attention)
+    is_all = not rotation.norms_last and rotation.scaling is None
+    return is_whole and is_all and not rotation.is_wide and not code_fingerprint.norms_all_heads(attention)
 
 
 def _head_norms(attention: nn.Module, call: AttentionCall) -> tuple[FusedRMSNorm, FusedRMSNorm] | None:
-    query, key = attention.q_norm, attention.k_norm
+    query, key = (getattr(attention, name) for name in code_fingerprint.names_of_head_norms(attention))
     if not isinstance(query, FusedRMSNorm) or not isinstance(key, FusedRMSNorm) or query.eps != key.eps:
         return None
     in_one = code_fingerprint.norms_all_heads(attention)

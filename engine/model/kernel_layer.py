@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.registry import attend
-from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MlpParts, NormParts, linear_parts
+from engine.model.decoder_parts import AttentionParts, LayerParts, NormParts
 from engine.model.fused_modules import (
     FusedAttention,
     FusedDecoderLayer,
@@ -19,13 +19,11 @@ from engine.model.fused_modules import (
     LayerNorms,
     Rotation,
 )
-from engine.model.known.mixture import is_known_mixture, mixture_parts, router_weight
+from engine.model.known.linears import is_known_linear, is_known_mlp, mlp_parts, parts_of_linear
+from engine.model.known.mixture import is_known_mixture, mixture_parts, weights_of_all_rows
 from engine.weights.adapters import are_rows_adapted
-from engine.weights.gathered_weight import own_part
-from engine.weights.linear import PackedLinear
 from engine.weights.module_replacement import replace_modules
-from engine.weights.packed_weight import KernelWeight, PackedWeight
-from engine.weights.quantized_weight import KernelQuantizedWeight
+from engine.weights.packed_weight import PackedWeight
 
 __all__ = ["KernelDecoderLayer", "move_layers_to_kernels", "norm_parts"]
 
@@ -42,7 +40,8 @@ class KernelDecoderLayer(nn.Module):
         super().__init__()
         self.layer, self.parts = layer, _parts_of(layer)
         self._before, self._after = self.parts.attention.bound(), self.parts.bound_after()
-        self._call = cast(FusedAttention, layer.self_attn).call
+        attention = cast(FusedAttention, layer.self_attn)
+        self._call, self._query_scales_of = attention.call, attention.query_scales_of
 
     @property
     def index(self) -> int:
@@ -55,10 +54,11 @@ class KernelDecoderLayer(nn.Module):
 
     @property
     def weights_after_attention(self) -> list[PackedWeight]:
-        """Packed weights of the output projection and the MLP or router, which keys and values do not depend on."""
+        """Packed weights of the output projection and the MLP, or what is beside experts, which keys and values do not
+        depend on."""
         attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.mlp
         if not isinstance(mlp, FusedMLP):
-            return [attention_out, router_weight(mlp)]
+            return [attention_out, *weights_of_all_rows(mlp)]
         return [attention_out, mlp.gate_up_proj.packed, mlp.down_proj.packed]
 
     @property
@@ -70,11 +70,13 @@ class KernelDecoderLayer(nn.Module):
         self,
         hidden_states: Tensor,  # [1, T, H]
         position_embeddings: tuple[Tensor, Tensor],  # [1, T, columns] each
+        position_ids: Tensor | None = None,  # [1, T]
         **_: Any,
     ) -> Tensor:
         if are_rows_adapted():
-            return cast(Tensor, self.layer(hidden_states, position_embeddings=position_embeddings))
-        tables = self.rotation.tables_of(position_embeddings)
+            positions = {"position_embeddings": position_embeddings, "position_ids": position_ids}
+            return cast(Tensor, self.layer(hidden_states, **positions))
+        tables = *self.rotation.tables_of(position_embeddings), self._query_scales_of(position_ids)
         query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *tables)
         attended = attend(self._call.with_tensors(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
@@ -88,18 +90,8 @@ def _is_known(layer: FusedDecoderLayer) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(attention, FusedAttention):
         return False
-    linears = [attention.qkv_proj, attention.o_proj]
-    if isinstance(mlp, FusedMLP):
-        linears += [mlp.gate_up_proj, mlp.down_proj]
-    elif not is_known_mixture(mlp):
-        return False
-    return all(isinstance(linear, PackedLinear) and _is_known_weight(linear.packed) for linear in linears)
-
-
-def _is_known_weight(packed: PackedWeight) -> bool:
-    """Whether the C++ layers support the weight: dense ones, and quantized ones whose rows have 8 bits."""
-    own = own_part(packed)
-    return isinstance(own, KernelWeight) or (isinstance(own, KernelQuantizedWeight) and own.row_bits == 8)
+    are_projections_known = is_known_linear(attention.qkv_proj) and is_known_linear(attention.o_proj)
+    return are_projections_known and (is_known_mlp(mlp) or is_known_mixture(mlp))
 
 
 def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
@@ -109,23 +101,19 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         norms.attention,
         _optional_norm_parts(attention.q_norm),
         _optional_norm_parts(attention.k_norm),
-        _linear(attention.qkv_proj),
-        _linear(attention.o_proj),
+        parts_of_linear(attention.qkv_proj),
+        parts_of_linear(attention.o_proj),
         attention.num_heads,
         attention.num_kv_heads,
         attention.call.layer,
         attention.call.params,
         attention.rotation.in_pairs,
+        attention.rotation.norms_last,
         attention.names,
     )
-    feed_forward = _mlp(mlp) if isinstance(mlp, FusedMLP) else mixture_parts(mlp)
+    feed_forward = mlp_parts(mlp) if isinstance(mlp, FusedMLP) else mixture_parts(mlp)
     added = norms.attended, norms.added, layer.form.multiplier
     return LayerParts(attention_parts, norms.mlp, feed_forward, *added, layer.form.is_parallel)
-
-
-def _mlp(mlp: FusedMLP) -> MlpParts:
-    linears, names = (_linear(mlp.gate_up_proj), _linear(mlp.down_proj)), (mlp.names, mlp.down_name)
-    return MlpParts(*linears, mlp.activation, mlp.is_gated, *names)
 
 
 def norm_parts(norm: FusedNorm) -> NormParts:
@@ -138,7 +126,3 @@ def norm_parts(norm: FusedNorm) -> NormParts:
 
 def _optional_norm_parts(norm: FusedNorm | None) -> NormParts | None:
     return None if norm is None else norm_parts(norm)
-
-
-def _linear(linear: Any) -> LinearParts:
-    return linear_parts(linear.packed, linear.bias)

@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import chain, cycle
+from itertools import chain, cycle, product
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.engine.tiny_models import VOCAB_SIZE, WIDE, WITH_STATES, tiny_engine
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = ("float32", "bfloat16")
+PRECISIONS = ("bfloat16 int8", "bfloat16 int4", "float32 int8")
 ARCHITECTURES = (
     "llama",
     "gemma3",
@@ -36,6 +37,8 @@ ARCHITECTURES = (
     "cohere2",
     *sorted(WITH_STATES),
 )
+FURTHER = ("glm4_moe", "hunyuan_moe", "ministral3")
+"""Architectures whose tests are slow: their parts are those of others, in other combinations."""
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 11}
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -213,7 +216,13 @@ def resumed(model: LoadedModel, params: dict[str, Any], tokens: list[int]) -> An
     return answer(run_to_end(engine)["mine"])
 
 
-@pytest.mark.parametrize(("architecture", "dtype", "params"), crossed(ARCHITECTURES, DTYPES, PARAMS))
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "params"),
+    [
+        *crossed(ARCHITECTURES, DTYPES, PARAMS),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(FURTHER, DTYPES, PARAMS)),
+    ],
+)
 def test_a_request_gets_the_same_answer_bit_for_bit(
     architecture: str, dtype: str, params: str, tiny_model: Callable[..., LoadedModel]
 ) -> None:
@@ -221,7 +230,11 @@ def test_a_request_gets_the_same_answer_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "precision"), crossed(ARCHITECTURES, ("bfloat16 int8", "bfloat16 int4", "float32 int8"))
+    ("architecture", "precision"),
+    [
+        *crossed(ARCHITECTURES, PRECISIONS),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(FURTHER, PRECISIONS)),
+    ],
 )
 def test_a_quantized_model_gives_the_same_answer_bit_for_bit_too(
     architecture: str, precision: str, tiny_model: Callable[..., LoadedModel]

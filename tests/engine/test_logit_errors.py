@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.logit_errors import reference_logits, relative_error, runner_logits, sequences
-from tests.engine.tiny_models import ARCHITECTURES, WIDE, load_reference, load_tiny, make_checkpoint
+from tests.engine.tiny_models import ALIKE, ARCHITECTURES, WIDE, load_reference, load_tiny, make_checkpoint, slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,7 +35,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "mixtral": (0.088, 0.085, 0.3),
     "qwen3_moe": (0.019, 0.035, 0.26),
     "gpt_oss": (0.044, 0.079, 0.27),
-    "deepseek_v3": (0.066, 0.12, 0.38),
+    "deepseek_v3": (0.077, 0.091, 0.37),
     "opt": (0.0077, 0.016, 0.15),
     "olmo2": (0.018, 0.038, 0.39),
     "granite": (0.0084, 0.014, 0.11),
@@ -46,7 +46,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "qwen3_5": (0.068, 0.093, 0.6),
     "granite4": (0.04, 0.036, 0.24),
     "jamba": (0.058, 0.061, 0.32),
-    "kimi_linear": (0.092, 0.16, 0.55),
+    "kimi_linear": (0.17, 0.19, 0.52),
     "smollm3_nope": (0.014, 0.028, 0.29),
     "phi3_partial": (0.012, 0.026, 0.3),
     "seed_oss": (0.012, 0.02, 0.25),
@@ -56,6 +56,18 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "glm4": (0.016, 0.032, 0.31),
     "ernie4_5": (0.0086, 0.021, 0.16),
     "cohere2": (0.011, 0.023, 0.22),
+    "gemma1": (0.0073, 0.014, 0.12),
+    "ministral": (0.012, 0.025, 0.23),
+    "olmoe": (0.023, 0.061, 0.27),
+    "qwen2_moe": (0.029, 0.033, 0.24),
+    "glm4_moe": (0.05, 0.057, 0.34),
+    "dots1": (0.059, 0.088, 0.36),
+    "ernie4_5_moe": (0.026, 0.029, 0.31),
+    "hunyuan_moe": (0.032, 0.06, 0.37),
+    "hunyuan": (0.014, 0.026, 0.25),
+    "ministral3": (0.013, 0.022, 0.24),
+    "nemotron": (0.019, 0.038, 0.33),
+    "arcee": (0.013, 0.027, 0.25),
     "wide": (0.013, 0.033, 0.28),
 }
 
@@ -82,7 +94,7 @@ def error_of(model: LoadedModel, architecture: str, draw: int, truth: Callable[[
     return relative_error(logits, truth(architecture, draw))
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, WIDE])
+@pytest.mark.parametrize("architecture", slow_but([*ARCHITECTURES, WIDE], *{*ARCHITECTURES, WIDE} - ALIKE))
 def test_logits_err_as_little_as_measured(
     architecture: str, checkpoint: Callable[[str], Path], truth: Callable[[str, int], list[Tensor]]
 ) -> None:

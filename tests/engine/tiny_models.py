@@ -52,6 +52,10 @@ COMMON: dict[str, Any] = {
 }
 _WINDOW = {"sliding_window": 12}
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_SIGMOIDS = {
+    **{"n_routed_experts": 8, "num_local_experts": 8, "n_shared_experts": 2, "n_group": 4, "topk_group": 2},
+    **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True, **_MOE},
+}
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], **_WINDOW}
 _GPT = {"num_key_value_heads": 4}
@@ -150,9 +154,51 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma1": ("GemmaConfig", {"head_dim": 16}),
     "ministral": ("MinistralConfig", {"head_dim": 12, **_TWO_WINDOWS}),
     "olmoe": ("OlmoeConfig", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {"num_experts": 4, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], **_MOE},
+    ),
+    "glm4_moe": ("Glm4MoeConfig", {"head_dim": 12, "use_qk_norm": True, **_SIGMOIDS}),
+    "dots1": ("Dots1Config", dict(_SIGMOIDS)),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2},
+    ),
+    "hunyuan_moe": ("HunYuanMoEV1Config", {"num_experts": 4, "moe_topk": 2, "head_dim": 12}),
+    "hunyuan": (
+        "HunYuanDenseV1Config",
+        {"head_dim": 12, "rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 1.0, "alpha": 3.0}},
+    ),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "head_dim": 12,
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+                **{"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.9},
+            },
+        },
+    ),
+    "nemotron": ("NemotronConfig", {"head_dim": 12}),
+    "arcee": ("ArceeConfig", {"mlp_bias": True}),
 }
 WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba"})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
+ALIKE = frozenset(
+    (
+        "gemma1",
+        "ministral",
+        "olmoe",
+        "qwen2_moe",
+        "dots1",
+        "ernie4_5_moe",
+        "hunyuan",
+        "hunyuan_moe",
+        "nemotron",
+        "arcee",
+    )
+)
+"""Those whose parts are nearly all those of others, so that most tests of them are slow."""
 WIDE = "wide"  # fills panels, pieces of K and groups of 256, and ends inside each of them
 _WIDE: dict[str, Any] = {
     "vocab_size": 3001,
@@ -198,6 +244,9 @@ def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1 or "sinks" in key or "bias" in key:
                 parameter.normal_(std=std)
+        for key, buffer in model.named_buffers():
+            if "e_score_correction_bias" in key:
+                buffer.normal_(std=std)
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1 and "norm" in key and "bias" not in key:
                 parameter.add_(0.1 * torch.randn_like(parameter))

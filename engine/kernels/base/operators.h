@@ -62,11 +62,20 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, cons
                                                 const at::Tensor& weight, double eps, const Buffer& sum = {},
                                                 const Buffer& normed = {});
 
+// Adds x [T, H] to a sum [T, H], in the sum's place; each row may be multiplied before by the sigmoid of its number in
+// `gates` [T, 1].
+void add_gated_rows(const at::Tensor& sum, const at::Tensor& x, const std::optional<at::Tensor>& gates);
+
+// Makes of each number of x the square of what is positive of it, in its place.
+void square_relu(const at::Tensor& x);
+
 // Tables of the rows' dtype make products that are rounded to it, those in float32 sums that are. They may be narrower
 // than heads, whose last columns then stay. A norm's weight is that of a head, or of all heads of a row together.
+// Queries that are rotated are multiplied by the number [T] of their row, in float32, if there are such numbers.
 void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
-                  const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs = false);
+                  const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs = false,
+                  bool norms_last = false, const std::optional<at::Tensor>& query_scales = {});
 
 // query [T, num_heads, head_size] -> [T, num_heads * value_size]
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,

@@ -35,6 +35,21 @@ inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) 
   return out;
 }
 
+// Returns the same numbers in float32. Unlike at::Tensor::to it never wakes torch's threads.
+inline at::Tensor widened(const at::Tensor& x) {
+  if (x.scalar_type() != at::kBFloat16) return x.to(at::kFloat);
+  const at::Tensor from = x.contiguous(), out = at::empty(x.sizes(), x.options().dtype(at::kFloat));
+  const auto* source = from.const_data_ptr<at::BFloat16>();
+  auto* target = out.mutable_data_ptr<float>();
+  constexpr int64_t kGrain = 1 << 14;
+  run_ranges(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    for_each_vector(end - begin, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+      store_upto(target + begin + i, count, load_upto(source + begin + i, count));
+    });
+  });
+  return out;
+}
+
 inline Vec rounded_to(Vec v, const float*) { return v; }
 inline Vec rounded_to(Vec v, const at::BFloat16*) {
   return each_part([&](int i) { return rounded_to_bfloat16(v.part[i]); });

@@ -86,14 +86,16 @@ def rotate_heads(
     key_norm: Tensor | None,
     eps: float,
     in_pairs: bool = False,
+    norms_last: bool = False,
+    query_scales: Tensor | None = None,
 ) -> None:
     """Norms the heads of queries and keys, where a weight [head_size] is given, and rotates them, both in place.
 
     qkv is [T, (num_heads + 2 * num_kv_heads) * head_size], cos and sin are [..., T, head_size], all of one dtype;
     weights are as in `rms_norm`.
     """
-    if in_pairs:
-        raise NotImplementedError("rotations of neighbours are not implemented on CUDA")
+    if in_pairs or norms_last or query_scales is not None:
+        raise NotImplementedError("rotations of neighbours, before norms and of scaled queries are not there on CUDA")
     if qkv.dim() != 2 or qkv.stride(1) != 1:
         raise RuntimeError("heads lie in the columns of a matrix")
     if num_heads <= 0 or num_kv_heads <= 0:

@@ -14,7 +14,9 @@ _OPERATORS = {
     "add_segments_rms_norm(Tensor residual, Tensor segments, Tensor? bias, Tensor weight, float eps) "
     "-> (Tensor, Tensor)": layers.add_segments_rms_norm,
     "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
-    "Tensor? key_norm, float eps, bool in_pairs=False) -> ()": layers.rotate_heads,
+    "Tensor? key_norm, float eps, bool in_pairs=False, bool norms_last=False, Tensor? query_scales=None) -> ()": (
+        layers.rotate_heads
+    ),
     "gate(Tensor gate_up, str activation) -> Tensor": layers.gate,
     "rotary_tables(Tensor positions, Tensor inv_freq, float scaling, ScalarType dtype) -> (Tensor, Tensor)": (
         layers.rotary_tables

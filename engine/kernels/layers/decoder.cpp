@@ -26,22 +26,23 @@ struct BeforeAttention : torch::CustomClassHolder {
   OptionalNorm input_norm, query_norm, key_norm;
   Ref<Linear> qkv;
   int64_t num_heads, num_kv_heads;
-  bool in_pairs;  // whether neighbours are rotated
+  bool in_pairs;    // whether neighbours are rotated
+  bool norms_last;  // whether what is rotated is normed, and not the other way round
 
   BeforeAttention(OptionalNorm input_norm, OptionalNorm query_norm, OptionalNorm key_norm, Ref<Linear> qkv,
-                  int64_t num_heads, int64_t num_kv_heads, bool in_pairs)
+                  int64_t num_heads, int64_t num_kv_heads, bool in_pairs, bool norms_last)
       : input_norm(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
-        qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads), in_pairs(in_pairs) {}
+        qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads), in_pairs(in_pairs),
+        norms_last(norms_last) {}
 
   at::Tensor normed(const at::Tensor& x) const { return input_norm ? (**input_norm)(x) : x; }
 
   // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated
-  Heads project(const at::Tensor& normed, const at::Tensor& cos, const at::Tensor& sin, Workspace& work,
-                const AdapterRows& rows) const {
+  Heads project(const at::Tensor& normed, const Angles& angles, Workspace& work, const AdapterRows& rows) const {
     const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
     at::Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
-    rotate_heads(all, cos, sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
-                 query_norm ? (*query_norm)->eps : 0.0, in_pairs);
+    rotate_heads(all, angles.cos, angles.sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
+                 query_norm ? (*query_norm)->eps : 0.0, in_pairs, norms_last, angles.query_scales);
     return work.heads_of(all, num_heads, num_kv_heads);
   }
 };
@@ -100,9 +101,10 @@ Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, OptionalNorm n
 
 // x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
 std::tuple<at::Tensor, at::Tensor, at::Tensor> before_attention(const Ref<BeforeAttention>& layer, const at::Tensor& x,
-                                                                const at::Tensor& cos, const at::Tensor& sin) {
+                                                                const at::Tensor& cos, const at::Tensor& sin,
+                                                                const OptionalTensor& query_scales) {
   Workspace work;
-  const Heads heads = layer->project(layer->normed(x[0]), cos, sin, work, {});
+  const Heads heads = layer->project(layer->normed(x[0]), {cos, sin, query_scales}, work, {});
   return {heads.query, heads.key, heads.value};
 }
 
@@ -140,13 +142,18 @@ struct Rotation : torch::CustomClassHolder {
   double scaling;
   bool is_rounded;  // whether tables are rounded to the rows' dtype
   bool is_wide;     // whether they are in float32 then
+  OptionalTensor query_scales;
+  int64_t interval;  // of positions whose queries have one scale
 
-  Rotation(at::Tensor frequencies, double scaling, bool is_rounded, bool is_wide)
-      : frequencies(std::move(frequencies)), scaling(scaling), is_rounded(is_rounded), is_wide(is_wide) {}
+  Rotation(at::Tensor frequencies, double scaling, bool is_rounded, bool is_wide, OptionalTensor query_scales,
+           int64_t interval)
+      : frequencies(std::move(frequencies)), scaling(scaling), is_rounded(is_rounded), is_wide(is_wide),
+        query_scales(std::move(query_scales)), interval(interval) {}
 
   Rotations of(at::ScalarType dtype) const {
+    const auto scales = query_scales ? std::optional(QueryScales{*query_scales, interval}) : std::nullopt;
     return Rotations(frequencies, scaling, is_rounded ? std::optional(dtype) : std::nullopt,
-                     is_wide ? at::kFloat : dtype);
+                     is_wide ? at::kFloat : dtype, scales);
   }
 };
 
@@ -182,7 +189,7 @@ struct Decoder : torch::CustomClassHolder {
   }
 
   // The linear layers to which adapters may add, in order: each layer's query, key and value, its attention's output,
-  // and unless it is a mixture, gate and up, and down.
+  // and those of its feed-forward part.
   std::vector<Ref<Linear>> linears() const {
     std::vector<Ref<Linear>> all;
     for (const auto& layer : layers) {
@@ -234,8 +241,8 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
                                                    const OptionalTensor& kept,
                                                    const std::vector<int64_t>& recorded,
                                                    const OptionalTensor& adapters) {
-  std::vector<std::tuple<at::Tensor, at::Tensor>> rotations;
-  for (Rotations& each : decoder->rotations) rotations.push_back(each.of(positions));
+  std::vector<Angles> angles;
+  for (Rotations& each : decoder->rotations) angles.push_back(each.of(positions));
   const size_t num_layers = decoder->layers.size();
   Sequences sequences{block_tables, cu_seqlens_q, context_lens};
   AdapterRows rows(adapters);
@@ -249,8 +256,7 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
     const Layer& layer = *decoder->layers[i];
     const auto number = static_cast<int64_t>(i);
     if (std::find(recorded.begin(), recorded.end(), number) != recorded.end()) inputs.push_back(x.clone());
-    const auto& [cos, sin] = rotations[layer.rotation];
-    auto [query, key, value] = layer.before->project(normed, cos, sin, work, rows);
+    auto [query, key, value] = layer.before->project(normed, angles[layer.rotation], work, rows);
     write_kv(key, value, layer.keys, layer.values, slot_mappings.at(layer.group));
     const bool is_last = i + 1 == num_layers;
     if (kept && is_last) {  // of other tokens only keys and values are needed
@@ -283,15 +289,18 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       .def("release", &Linear::release);
   library.class_<Norm>("Norm").def(torch::init<at::Tensor, double, bool, OptionalTensor>());
   library.class_<BeforeAttention>("BeforeAttention")
-      .def(torch::init<OptionalNorm, OptionalNorm, OptionalNorm, Ref<Linear>, int64_t, int64_t, bool>());
+      .def(torch::init<OptionalNorm, OptionalNorm, OptionalNorm, Ref<Linear>, int64_t, int64_t, bool, bool>());
   library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string, bool>());
-  library.class_<Router>("Router").def(torch::init<Ref<Linear>, int64_t, bool, bool, bool>());
-  library.class_<Mixture>("Mixture").def(torch::init<Ref<Router>, Ref<moe::Experts>>());
+  library.class_<Router>("Router")
+      .def(torch::init<Ref<Linear>, int64_t, std::string, bool, OptionalTensor, int64_t, int64_t, bool, bool, double,
+                       double, double, bool>());
+  library.class_<Mixture>("Mixture")
+      .def(torch::init<Ref<Router>, Ref<moe::Experts>, std::optional<Ref<Mlp>>, std::optional<Ref<Linear>>>());
   library.class_<AfterAttention>("AfterAttention").def(torch::init(&after_attention_of));
   library.class_<Layer>("Layer").def(
       torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, int64_t, double,
                   std::optional<int64_t>, std::optional<double>, OptionalTensor, int64_t>());
-  library.class_<Rotation>("Rotation").def(torch::init<at::Tensor, double, bool, bool>());
+  library.class_<Rotation>("Rotation").def(torch::init<at::Tensor, double, bool, bool, OptionalTensor, int64_t>());
   library.class_<Decoder>("Decoder")
       .def(torch::init<at::Tensor, ranks::OptionalGather, std::optional<double>, std::vector<Ref<Rotation>>,
                        std::vector<Ref<Layer>>, Ref<Norm>>())

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -31,12 +33,12 @@ constexpr int64_t kGatedTokens = 1024;
 
 struct Mlp : FeedForward {
   Ref<Linear> gate_up, down;  // the former without a gate, if there is none
-  Activation activation;
-  bool is_gated;
+  std::string activation;
+  Activation gate;  // none without a gate
 
   Mlp(Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation, bool is_gated)
-      : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation_named(activation)),
-        is_gated(is_gated) {}
+      : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation),
+        gate(is_gated ? activation_named(activation) : Activation::kNone) {}
 
   at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const override {
     if (normed.size(0) <= kGatedTokens) return project(normed, work.gated, work.added, rows);
@@ -54,49 +56,107 @@ struct Mlp : FeedForward {
   }
 
   at::Tensor activated(const at::Tensor& normed, const Buffer& gated, const AdapterRows& rows) const {
-    if (is_gated) return (*gate_up)(normed, gated, activation, rows);
-    at::Tensor up = (*gate_up)(normed, gated, Activation::kNone, rows);
-    return activation == Activation::kSilu ? at::silu_(up) : at::gelu_(up, "tanh");  // those of elementwise.cpp
+    at::Tensor up = (*gate_up)(normed, gated, gate, rows);
+    if (gate == Activation::kNone) activate(up);
+    return up;
+  }
+
+  void activate(at::Tensor& x) const {
+    if (activation == "square_relu") return square_relu(x);
+    activation_named(activation) == Activation::kSilu ? at::silu_(x) : at::gelu_(x, "tanh");  // of elementwise.cpp
   }
 
   std::vector<Ref<Linear>> linears() const override { return {gate_up, down}; }
 };
 
-// Chooses the likeliest experts of each row, by torch's own operators.
+// Chooses experts of each row and weighs them, by torch's own operators.
 struct Router : torch::CustomClassHolder {
+  enum class Scoring { kSoftmax, kSigmoid, kSoftmaxOfChosen };
+
   Ref<Linear> weight;
   int64_t num_chosen;
-  bool is_of_chosen;   // whether the softmax is that of the chosen experts alone, in the rows' dtype
-  bool is_normalized;  // else: whether the weights of a row add up to one
-  bool is_rounded;     // and whether they are rounded to the rows' dtype
+  Scoring scoring;
+  bool is_wide;               // whether logits are in float32
+  OptionalTensor choice_bias;  // [N], added to scores for the choice alone
+  int64_t num_groups, num_chosen_groups;
+  bool is_sorted;             // whether the chosen are in the order of their scores
+  bool is_normalized;         // whether the weights of a row are divided by their sum,
+  double sum_offset;          // to which this is added,
+  double least_sum;           // and which is this at least
+  double factor;              // of the weights then
+  bool is_rounded;            // whether they are rounded to the rows' dtype
 
-  Router(Ref<Linear> weight, int64_t num_chosen, bool is_of_chosen, bool is_normalized, bool is_rounded)
-      : weight(std::move(weight)), num_chosen(num_chosen), is_of_chosen(is_of_chosen), is_normalized(is_normalized),
-        is_rounded(is_rounded) {}
+  Router(Ref<Linear> weight, int64_t num_chosen, const std::string& scoring, bool is_wide, OptionalTensor choice_bias,
+         int64_t num_groups, int64_t num_chosen_groups, bool is_sorted, bool is_normalized, double sum_offset,
+         double least_sum, double factor, bool is_rounded)
+      : weight(std::move(weight)), num_chosen(num_chosen), scoring(scoring_named(scoring)), is_wide(is_wide),
+        choice_bias(std::move(choice_bias)), num_groups(num_groups), num_chosen_groups(num_chosen_groups),
+        is_sorted(is_sorted), is_normalized(is_normalized), sum_offset(sum_offset), least_sum(least_sum),
+        factor(factor), is_rounded(is_rounded) {}
 
   // normed [T, H] -> the chosen experts and their weights [T, S]
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& normed) const {
-    const at::Tensor logits = (*weight)(normed, {});
-    if (is_of_chosen) {
+    const at::Tensor logits = (*weight)(is_wide ? widened(normed) : normed, {});
+    if (scoring == Scoring::kSoftmaxOfChosen) {
       const auto [largest, experts] = at::topk(logits, num_chosen, -1);
       return {experts, at::softmax(largest, -1)};
     }
-    auto [weights, experts] = at::topk(at::softmax(logits, -1, at::kFloat), num_chosen, -1);
-    if (is_normalized) weights.div_(weights.sum(-1, true));
-    return {experts, is_rounded ? weights.to(logits.scalar_type()) : weights};
+    const bool is_sigmoid = scoring == Scoring::kSigmoid;
+    const at::Tensor scores = is_sigmoid ? at::sigmoid(logits.to(at::kFloat)) : at::softmax(logits, -1, at::kFloat);
+    auto [weights, experts] = at::topk(of_choice(scores), num_chosen, -1, true, is_sorted);
+    if (choice_bias) weights = scores.gather(1, experts);
+    if (is_normalized) weights.div_(weights.sum(-1, true).add_(sum_offset).clamp_min_(least_sum));
+    if (factor != 1.0) weights.mul_(factor);
+    return {experts, is_rounded ? weights.to(normed.scalar_type()) : weights};
+  }
+
+ private:
+  static Scoring scoring_named(const std::string& name) {
+    if (name == "softmax") return Scoring::kSoftmax;
+    if (name == "sigmoid") return Scoring::kSigmoid;
+    TORCH_CHECK(name == "softmax of chosen", "the scoring ", name, " is not known");
+    return Scoring::kSoftmaxOfChosen;
+  }
+
+  // scores [T, N] -> those by which experts are chosen: in groups whose two best have the largest sums, if not in all
+  at::Tensor of_choice(const at::Tensor& scores) const {
+    const at::Tensor biased = choice_bias ? scores + *choice_bias : scores;
+    if (num_chosen_groups == num_groups) return biased;
+    const at::Tensor grouped = biased.view({biased.size(0), num_groups, -1});
+    const at::Tensor sums = std::get<0>(grouped.topk(2, -1)).sum(-1);
+    const at::Tensor best = std::get<1>(at::topk(sums, num_chosen_groups, -1, true, false));
+    const at::Tensor is_left = at::ones_like(sums, at::kBool).scatter_(1, best, false);
+    return grouped.masked_fill(is_left.unsqueeze(-1), -std::numeric_limits<double>::infinity()).view_as(biased);
   }
 };
 
+// Experts that a router chooses, and mostly none that all rows have: an MLP, which may be weighed by a gate's sigmoid.
 struct Mixture : FeedForward {
   Ref<Router> router;
   Ref<moe::Experts> experts;
+  std::optional<Ref<Mlp>> shared;
+  std::optional<Ref<Linear>> shared_gate;
 
-  Mixture(Ref<Router> router, Ref<moe::Experts> experts) : router(std::move(router)), experts(std::move(experts)) {}
+  Mixture(Ref<Router> router, Ref<moe::Experts> experts, std::optional<Ref<Mlp>> shared,
+          std::optional<Ref<Linear>> shared_gate)
+      : router(std::move(router)), experts(std::move(experts)), shared(std::move(shared)),
+        shared_gate(std::move(shared_gate)) {}
 
-  at::Tensor operator()(const at::Tensor& normed, const Workspace& /*work*/,
-                        const AdapterRows& /*rows*/) const override {
+  at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const override {
     const auto [chosen, weights] = (*router)(normed);
-    return experts->run(normed, chosen, weights);
+    const at::Tensor sum = experts->run(normed, chosen, weights);
+    if (!shared) return sum;
+    const OptionalTensor gates =
+        shared_gate ? OptionalTensor((**shared_gate)(normed, {}, Activation::kNone, rows)) : std::nullopt;
+    add_gated_rows(sum, (**shared)(normed, work, rows), gates);
+    return sum;
+  }
+
+  std::vector<Ref<Linear>> linears() const override {
+    std::vector<Ref<Linear>> all;
+    if (shared) all = (*shared)->linears();
+    if (shared_gate) all.push_back(*shared_gate);
+    return all;
   }
 };
 

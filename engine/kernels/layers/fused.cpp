@@ -56,6 +56,13 @@ void add(const Element* a, const Element* b, int64_t size, Element* to) {
   });
 }
 
+template <class Element>
+void scale(Element* x, int64_t size, float factor) {
+  const Vec factors = broadcast(factor);
+  for_each_vector(size, [&](int64_t i, int64_t count)
+                            TWOSTEP_INLINE { store_upto(x + i, count, load_upto(x + i, count) * factors); });
+}
+
 // (x - mean) / sqrt(mean((x - mean)**2) + eps) * weight + bias, rounded once.
 template <class Element>
 void normalize_centered(const Element* x, const float* weight, const float* bias, int64_t size, float eps,
@@ -208,13 +215,45 @@ at::Tensor add_rows(const at::Tensor& residual, const at::Tensor& x, const Buffe
 void scale_rows(const at::Tensor& x, double factor) {
   TORCH_CHECK(x.is_contiguous(), "rows that are scaled must be contiguous");
   const int64_t size = x.size(-1);
-  const Vec factors = broadcast(float(factor));
+  with_element_of(x, [&]<class Element>(Element*) {
+    auto* data = x.mutable_data_ptr<Element>();
+    for_each_row(x.numel() / std::max<int64_t>(1, size), size, [&](int64_t row) {
+      scale(data + row * size, size, float(factor));
+    });
+  });
+}
+
+void add_gated_rows(const at::Tensor& sum, const at::Tensor& x, const std::optional<at::Tensor>& gates) {
+  TORCH_CHECK(sum.dim() == 2 && sum.is_contiguous() && sum.sizes() == x.sizes(), "sum and x differ in shape");
+  check_fits(x, sum, sum.size(1), "x");
+  if (gates) check_fits(*gates, sum, 1, "gates");
+  const int64_t size = sum.size(1);
+  with_element_of(sum, [&]<class Element>(Element* element) {
+    auto* sums = sum.mutable_data_ptr<Element>();
+    const auto* from = x.const_data_ptr<Element>();
+    const auto* gate = gates ? gates->const_data_ptr<Element>() : nullptr;
+    for_each_row(sum.size(0), size, [&](int64_t row) {
+      Element* to = sums + row * size;
+      if (!gate) return add(to, from + row * size, size, to);
+      const Vec factor = rounded_to(Sigmoid::apply(broadcast(float(gate[row]))), element);
+      for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+        const Vec weighed = rounded_to(factor * load_upto(from + row * size + i, count), element);
+        store_upto(to + i, count, load_upto(to + i, count) + weighed);
+      });
+    });
+  });
+}
+
+void square_relu(const at::Tensor& x) {
+  TORCH_CHECK(x.is_contiguous(), "rows that are squared must be contiguous");
+  const int64_t size = x.size(-1);
   with_element_of(x, [&]<class Element>(Element*) {
     auto* data = x.mutable_data_ptr<Element>();
     for_each_row(x.numel() / std::max<int64_t>(1, size), size, [&](int64_t row) {
       Element* at = data + row * size;
       for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
-        store_upto(at + i, count, load_upto(at + i, count) * factors);
+        const Vec v = load_upto(at + i, count), positive = where_less(v, Vec{}, Vec{}, v);
+        store_upto(at + i, count, positive * positive);
       });
     });
   });
@@ -243,7 +282,8 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::
 
 void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
-                  const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs) {
+                  const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs, bool norms_last,
+                  const std::optional<at::Tensor>& query_scales) {
   TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous(), "heads lie in the columns of a contiguous matrix");
   TORCH_CHECK(num_heads > 0 && num_kv_heads > 0, "there must be heads");
   const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
@@ -257,6 +297,10 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
   }
   const bool have_one_dtype = !query_norm || !key_norm || query_norm->scalar_type() == key_norm->scalar_type();
   TORCH_CHECK(have_one_dtype, "the norms of queries and keys have weights of one dtype");
+  const bool are_scales = !query_scales || (query_scales->scalar_type() == at::kFloat &&
+                                            query_scales->is_contiguous() && query_scales->numel() == rows);
+  TORCH_CHECK(are_scales, "queries of every row have a scale, in float32");
+  const float* scales = query_scales ? query_scales->const_data_ptr<float>() : nullptr;
   const at::Tensor& any_norm = query_norm ? *query_norm : key_norm ? *key_norm : qkv;
   const auto normalize_heads = [&](int64_t row) {
     with_elements_of(qkv, any_norm, [&]<class Element, class Weight>(Element*, Weight*) {
@@ -275,11 +319,14 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
     const auto *cosines = cos.const_data_ptr<Table>(), *sines = sin.const_data_ptr<Table>();
     auto* data = qkv.mutable_data_ptr<Element>();
     const auto turn = in_pairs ? &rotate_pairs<Element, Table> : &rotate<Element, Table>;
+    const bool has_norms = query_norm || key_norm;
     for_each_row(rows, width, [&](int64_t row) {
-      if (query_norm || key_norm) normalize_heads(row);
+      if (has_norms && !norms_last) normalize_heads(row);
       for (int64_t head = 0; turned > 0 && head < num_heads + num_kv_heads; ++head) {
         turn(data + row * width + head * size, cosines + row * turned, sines + row * turned, turned / 2);
       }
+      if (has_norms && norms_last) normalize_heads(row);
+      if (scales) scale(data + row * width, num_heads * size, scales[row]);
     });
   });
 }
@@ -309,11 +356,13 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.def("add_rms_norm(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
   // x [..., H], weight and bias [H] in float32 -> [..., H]
   library.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor");
-  // qkv [T, (num_heads + 2 * num_kv_heads) * head_size]: norms, where given, and rotates queries and keys in place;
-  // cos and sin [..., T, up to head_size], of the same dtype or float32
+  // qkv [T, (num_heads + 2 * num_kv_heads) * head_size]: norms, where given, and rotates queries and keys in place,
+  // or rotates and then norms; cos and sin [..., T, up to head_size], of the same dtype or float32
   library.def(
       "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
-      "Tensor? key_norm, float eps, bool in_pairs=False) -> ()");
+      "Tensor? key_norm, float eps, bool in_pairs=False, bool norms_last=False, Tensor? query_scales=None) -> ()");
+  // x, contiguous -> the square of what is positive, in its place
+  library.def("square_relu(Tensor(a!) x) -> ()");
   // blocks of 16 columns, gate and up in turn [T, 2 * F] -> activation(gate) * up [T, F]; silu or gelu_tanh
   library.def("gate(Tensor gate_up, str activation) -> Tensor");
 }
@@ -327,6 +376,7 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("layer_norm", [](const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                 double eps) { return twostep::layer_norm(x, weight, bias, eps); });
   library.impl("rotate_heads", &twostep::rotate_heads);
+  library.impl("square_relu", &twostep::square_relu);
   library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
     return twostep::gate(gate_up, twostep::activation_named(activation));
   });

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "base/rows.h"
@@ -15,21 +14,40 @@
 
 namespace twostep {
 
+// What rotates the heads of rows: cos and sin [T, 2 * frequencies], and numbers [T] that multiply queries then.
+struct Angles {
+  at::Tensor cos, sin;
+  std::optional<at::Tensor> query_scales;
+};
+
+// Numbers [N] in float32, each that of the queries at `interval` positions one after the other.
+struct QueryScales {
+  at::Tensor numbers;
+  int64_t interval;
+
+  at::Tensor of(const at::Tensor& positions) const {
+    return take_rows(numbers.unsqueeze(-1), at::floor_divide(positions, interval)).squeeze(-1);
+  }
+};
+
 // Angles are computed once per position: MKL's sine and cosine wake torch's threads, which then spin for a while beside
 // the kernels' own. On two cores a step of 8 requests took a sixth longer. Not thread-safe.
 class Rotations {
  public:
   // Tables are rounded to `dtype`, if one is given, and have the dtype `to`.
-  Rotations(at::Tensor frequencies, double scaling, std::optional<at::ScalarType> dtype, at::ScalarType to)
-      : frequencies_(std::move(frequencies)), scaling_(scaling), dtype_(dtype.value_or(at::kFloat)), to_(to) {}
+  Rotations(at::Tensor frequencies, double scaling, std::optional<at::ScalarType> dtype, at::ScalarType to,
+            std::optional<QueryScales> query_scales)
+      : frequencies_(std::move(frequencies)), scaling_(scaling), dtype_(dtype.value_or(at::kFloat)), to_(to),
+        query_scales_(std::move(query_scales)) {}
 
-  // positions [T] -> cos and sin [T, 2 * frequencies], as LlamaRotaryEmbedding of transformers computes them
-  std::tuple<at::Tensor, at::Tensor> of(const at::Tensor& positions) {
+  // positions [T] -> cos and sin as LlamaRotaryEmbedding of transformers computes them
+  Angles of(const at::Tensor& positions) {
     const at::Tensor which = positions.contiguous();
     const auto* position = which.const_data_ptr<int64_t>();
     const int64_t count = which.numel(), end = count > 0 ? *std::max_element(position, position + count) + 1 : 1;
     if (end > known_) extend(round_up(end, kAtOnce));
-    return {take_rows(cos_, which), take_rows(sin_, which)};
+    const auto scales = query_scales_ ? std::optional(query_scales_->of(which)) : std::nullopt;
+    return {take_rows(cos_, which), take_rows(sin_, which), scales};
   }
 
  private:
@@ -49,6 +67,7 @@ class Rotations {
   at::Tensor frequencies_, cos_, sin_;  // the latter [known, head_size]
   double scaling_;
   at::ScalarType dtype_, to_;
+  std::optional<QueryScales> query_scales_;
   int64_t known_ = 0;
 };
 

@@ -18,7 +18,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from engine.model.fused_modules import LayerForm, LayerNorms, Rotation
+from engine.model.fused_modules import LayerForm, LayerNorms, QueryScaling, Rotation
 from engine.model.known.same_code import family_of, global_of, is_like, is_of, is_same, module_name
 
 __all__ = [
@@ -40,8 +40,10 @@ __all__ = [
     "is_scaled_embedding",
     "is_unbiased_layer_norm",
     "is_unrounded_rms_norm",
+    "is_zero_centered_layer_norm",
     "is_zero_centered_rms_norm",
     "logits_scale",
+    "names_of_head_norms",
     "norms_all_heads",
     "rotation_of",
     "scales_embedding",
@@ -75,24 +77,40 @@ _MIXTURES_FOR_CAUSAL_LM = (
     modeling_gpt_oss.GptOssForCausalLM,
 )
 # What follows is named by family and class: it is known in models of that family, whose code others do not load.
+_SCALING_QUERIES = "ministral3.Ministral3Attention"
 _ATTENTIONS_WITH_DROPOUT = ("seed_oss.SeedOssAttention", "starcoder2.Starcoder2Attention")
 _FURTHER_ATTENTIONS = (
     *("phi3.Phi3Attention", "smollm3.SmolLM3Attention"),
-    *("cohere.CohereAttention", "cohere2.Cohere2Attention"),
+    *("cohere.CohereAttention", "cohere2.Cohere2Attention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
+    *(_SCALING_QUERIES, "glm4_moe.Glm4MoeAttention", "nemotron.NemotronAttention"),
 )
 _NORMING_ALL_HEADS = ("olmo2.Olmo2Attention", "olmo3.Olmo3Attention", "olmoe.OlmoeAttention")
+_SCALING_NUMBERS = ("llama_4_scaling_beta", "original_max_position_embeddings")
+_NORMING_LAST = ("hunyuan_v1_dense.HunYuanDenseV1Attention", "hunyuan_v1_moe.HunYuanMoEV1Attention")
 _FURTHER_DECODERS = (
     *("gemma.GemmaModel", "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"),
-    *("ministral.MinistralModel", "cwm.CwmModel", "olmoe.OlmoeModel"),
+    *("ministral.MinistralModel", "cwm.CwmModel", "olmoe.OlmoeModel", "qwen2_moe.Qwen2MoeModel"),
+    *("glm4_moe.Glm4MoeModel", "dots1.Dots1Model", "solar_open.SolarOpenModel", "ernie4_5_moe.Ernie4_5_MoeModel"),
+    *("hunyuan_v1_moe.HunYuanMoEV1Model", "nemotron.NemotronModel"),
 )
-_WIDE_ROTARY_EMBEDDINGS = ("olmo2.Olmo2RotaryEmbedding", "ernie4_5.Ernie4_5RotaryEmbedding")
+_FURTHER_FOR_CAUSAL_LM = (
+    *("glm4_moe.Glm4MoeForCausalLM", "dots1.Dots1ForCausalLM", "solar_open.SolarOpenForCausalLM"),
+    *("hunyuan_v1_moe.HunYuanMoEV1ForCausalLM", "nemotron.NemotronForCausalLM"),
+)
+_WIDE_ROTARY_EMBEDDINGS = (
+    *("olmo2.Olmo2RotaryEmbedding", "ernie4_5.Ernie4_5RotaryEmbedding"),
+    "ernie4_5_moe.Ernie4_5_MoeRotaryEmbedding",
+)
 _ROTATIONS = {
     "phi3": Rotation(is_partial=True),
     "olmo2": Rotation(is_wide=True),
     "olmo3": Rotation(is_wide=True),
     "glm": Rotation(in_pairs=True, is_partial=True),
     "glm4": Rotation(in_pairs=True, is_partial=True),
+    "glm4_moe": Rotation(is_partial=True),
+    "nemotron": Rotation(is_partial=True),
     "ernie4_5": Rotation(in_pairs=True, is_wide=True),
+    "ernie4_5_moe": Rotation(in_pairs=True, is_wide=True),
     "cohere": Rotation("in pairs", in_pairs=True, is_wide=True),
     "cohere2": Rotation("in pairs", in_pairs=True, is_wide=True),
 }
@@ -105,7 +123,8 @@ _NORMS_AROUND_AS_GLM4 = LayerNorms(
 )
 _NORMS_AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
-_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their frequencies are the same in every batch
+# their frequencies are the same in every batch
+_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha")
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -136,6 +155,12 @@ def is_unbiased_layer_norm(module: nn.Module) -> bool:
     return is_known and cast(Any, module).weight.dim() == 1
 
 
+def is_zero_centered_layer_norm(module: nn.Module) -> bool:
+    """Whether the module is torch's layer norm of rows, with one more than its weight."""
+    is_known = is_of(module, "nemotron.NemotronLayerNorm1P")
+    return is_known and len(cast(Any, module).normalized_shape) == 1 and module.bias is not None
+
+
 def is_gated_mlp(module: nn.Module) -> bool:
     """Whether the module is a gated MLP with a gate and an up projection, or one that is both."""
     if is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
@@ -144,13 +169,15 @@ def is_gated_mlp(module: nn.Module) -> bool:
 
 
 def is_plain_mlp(module: nn.Module) -> bool:
-    """Whether the module is an MLP without a gate: `c_fc`, `act`, `c_proj`."""
+    """Whether the module is an MLP without a gate: `c_fc`, `act`, `c_proj`, or `up_proj`, `act_fn`, `down_proj`."""
+    if is_of(module, "nemotron.NemotronMLP", "arcee.ArceeMLP", "jais2.Jais2MLP"):
+        return True
     return is_of(module, "starcoder2.Starcoder2MLP") and not module.training
 
 
 def form_of_layer(module: nn.Module) -> LayerForm | None:
     """Returns what the module consists of if it is a known decoder layer."""
-    if is_like(module, *_DECODER_LAYERS):
+    if is_like(module, *_DECODER_LAYERS) or is_of(module, "nemotron.NemotronDecoderLayer"):
         return LayerForm(_NORMS_BEFORE)
     if is_of(module, "phi3.Phi3DecoderLayer"):  # with dropouts
         dropouts = cast(Any, module).resid_attn_dropout, cast(Any, module).resid_mlp_dropout
@@ -223,6 +250,7 @@ def is_causal_lm(module: nn.Module) -> bool:
     is_mixture = is_like(module, *_MIXTURES_FOR_CAUSAL_LM)
     return (
         is_like(module, modeling_llama.LlamaForCausalLM)
+        or is_of(module, *_FURTHER_FOR_CAUSAL_LM)
         or caps_logits(module)
         or logits_scale(module) != (None, None)
         or (is_mixture and not cast(Any, module).config.output_router_logits)
@@ -250,14 +278,23 @@ def is_attention(module: nn.Module) -> bool:
     if is_of(module, *_ATTENTIONS_WITH_DROPOUT) and module.training:
         return False
     is_known = is_like(module, *_ATTENTIONS) or is_of(module, *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS)
-    return is_known and not _does_more(module) and rotation_of(module) is not None
+    return is_known and not _is_glm_with_norms(module) and not _does_more(module) and rotation_of(module) is not None
 
 
 def is_attention_with_norms(module: nn.Module) -> bool:
-    """Whether the module is an attention that norms queries and keys, by `q_norm` and `k_norm`."""
-    kinds = "gemma3.Gemma3Attention", "exaone4.Exaone4Attention", *_NORMING_ALL_HEADS
-    is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds)
+    """Whether the module is an attention that norms queries and keys, by those of `names_of_head_norms`."""
+    kinds = "gemma3.Gemma3Attention", "exaone4.Exaone4Attention", *_NORMING_ALL_HEADS, *_NORMING_LAST
+    is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or _is_glm_with_norms(module)
     return is_known and not _does_more(module) and rotation_of(module) is not None
+
+
+def _is_glm_with_norms(module: nn.Module) -> bool:
+    return is_of(module, "glm4_moe.Glm4MoeAttention") and bool(module.use_qk_norm)
+
+
+def names_of_head_norms(attention: nn.Module) -> tuple[str, str]:
+    """Returns the names of an attention's norms of queries and of keys."""
+    return ("query_layernorm", "key_layernorm") if is_of(attention, *_NORMING_LAST) else ("q_norm", "k_norm")
 
 
 def _does_more(attention: Any) -> bool:
@@ -281,7 +318,17 @@ def rotation_of(attention: nn.Module) -> Rotation | None:
         if family not in _ROTATIONS or not _rotates_as(attention, sys.modules[module_name(family)]):
             return None
         rotation = _ROTATIONS[family]
-    return rotation._replace(is_applied=_is_rotated(attention))
+    norms_last, scaling = is_of(attention, *_NORMING_LAST), _query_scaling(attention)
+    return rotation._replace(is_applied=_is_rotated(attention), norms_last=norms_last, scaling=scaling)
+
+
+def _query_scaling(attention: Any) -> QueryScaling | None:
+    """Returns what an attention multiplies rotated queries by."""
+    if not is_of(attention, _SCALING_QUERIES):
+        return None
+    config = attention.config
+    beta, interval = (config.rope_parameters[name] for name in _SCALING_NUMBERS)
+    return QueryScaling(float(beta), int(interval), int(config.max_position_embeddings))
 
 
 def _is_rotated(attention: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Mixtures of experts whose routers are known, so that the C++ layers run them."""
+"""Mixtures of experts that are known, so that the C++ layers run them."""
 
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from transformers.models.gpt_oss import modeling_gpt_oss
@@ -8,12 +8,14 @@ from transformers.models.mixtral import modeling_mixtral
 from transformers.models.olmoe import modeling_olmoe
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from engine.model.decoder_parts import MixtureParts, linear_parts
-from engine.model.known.same_code import is_like
-from engine.weights.moe import PackedExperts, RouterWeight
-from engine.weights.packed_weight import KernelWeight
+from engine.model.decoder_parts import MixtureParts
+from engine.model.known.linears import is_known_linear, is_known_mlp, mlp_parts, parts_of_linear
+from engine.model.known.router import is_known_router, router_parts, router_weight
+from engine.model.known.same_code import is_like, is_of
+from engine.weights.moe import PackedExperts
+from engine.weights.packed_weight import PackedWeight
 
-__all__ = ["is_known_mixture", "mixture_parts", "router_weight"]
+__all__ = ["is_known_mixture", "mixture_parts", "weights_of_all_rows"]
 
 _MIXTURES = (
     modeling_mixtral.MixtralSparseMoeBlock,  # with noise, in training
@@ -21,57 +23,62 @@ _MIXTURES = (
     modeling_qwen3_moe.Qwen3MoeSparseMoeBlock,
     modeling_gpt_oss.GptOssMLP,  # whose router has another name, and which returns its scores, too
 )
+_SHARING = {
+    "qwen2_moe.Qwen2MoeSparseMoeBlock": "shared_expert",  # and `shared_expert_gate`
+    "glm4_moe.Glm4MoeMoE": "shared_experts",
+    "dots1.Dots1MoE": "shared_experts",
+    "solar_open.SolarOpenMoE": "shared_experts",
+    "ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock": "shared_experts",  # or None
+    "hunyuan_v1_moe.HunYuanMoEV1Moe": "shared_mlp",
+}
+"""Mixtures with an MLP that all rows have, by family and class, and the MLP's name."""
 
 
 def is_known_mixture(module: nn.Module) -> bool:
-    """Whether nothing but a known router and experts in the kernels runs when the module is called."""
-    if not _is_mixture(module):
+    """Whether nothing but a known router, experts in the kernels and a known MLP runs when the module is called."""
+    if module.training or not (is_like(module, *_MIXTURES) or is_of(module, *_SHARING)):
         return False
-    router, experts = _router(module), module.experts
-    kinds = (
-        _is_normalizing_router,
-        _is_rounding_router,
-        _is_late_router,
+    experts, shared, gate = module.experts, _shared(module), _shared_gate(module)
+    return (
+        isinstance(experts, PackedExperts)
+        and experts.kernel is not None
+        and is_known_router(_router(module))
+        and (shared is None or is_known_mlp(shared))
+        and (gate is None or is_known_linear(gate))
     )
-    is_router_known = any(is_of_kind(router) for is_of_kind in kinds)
-    has_weight = isinstance(router.weight, RouterWeight) and isinstance(router.weight.packed, KernelWeight)
-    return is_router_known and has_weight and isinstance(experts, PackedExperts) and experts.kernel is not None
 
 
-def router_weight(mixture: Any) -> KernelWeight:
-    """The packed weight of a known mixture's router."""
-    return cast(KernelWeight, _router(mixture).weight.packed)
+def weights_of_all_rows(mixture: Any) -> list[PackedWeight]:
+    """Returns the packed weights of a known mixture that multiply every row: of its router, and beside its experts."""
+    shared, gate = _shared(mixture), _shared_gate(mixture)
+    linears = [] if shared is None else [shared.gate_up_proj, shared.down_proj]
+    linears += [] if gate is None else [gate]
+    return [router_weight(_router(mixture)), *(each.packed for each in linears)]
 
 
 def mixture_parts(mixture: Any) -> MixtureParts:
     """Returns the parts of a known mixture."""
-    router = _router(mixture)
-    is_rounded = _is_rounding_router(router)
-    is_normalized = bool(router.norm_topk_prob) if is_rounded else True
-    weight = linear_parts(router_weight(mixture), getattr(router, "bias", None))
-    is_late = _is_late_router(router)
-    return MixtureParts(weight, router.top_k, is_late, is_normalized, is_rounded, mixture.experts.parts)
+    shared, gate = _shared(mixture), _shared_gate(mixture)
+    return MixtureParts(
+        router_parts(_router(mixture)),
+        mixture.experts.parts,
+        None if shared is None else mlp_parts(shared),
+        _shared_name(mixture),
+        None if gate is None else parts_of_linear(gate),
+    )
 
 
 def _router(mixture: Any) -> Any:
     return mixture.router if hasattr(mixture, "router") else mixture.gate
 
 
-def _is_mixture(module: nn.Module) -> bool:
-    """Whether the module routes rows to `experts` by `gate` or `router`, and does nothing else."""
-    return is_like(module, *_MIXTURES) and not module.training
+def _shared(mixture: Any) -> Any | None:
+    return getattr(mixture, _shared_name(mixture), None)
 
 
-def _is_normalizing_router(module: nn.Module) -> bool:
-    """Whether the module chooses the likeliest of all experts, by a softmax; their weights add up to one."""
-    return is_like(module, modeling_mixtral.MixtralTopKRouter)
+def _shared_name(mixture: nn.Module) -> str:
+    return next((name for kind, name in _SHARING.items() if is_of(mixture, kind)), "")
 
 
-def _is_rounding_router(module: nn.Module) -> bool:
-    """Whether the module does so with weights of the rows' dtype, which add up to one if `norm_topk_prob`."""
-    return is_like(module, modeling_qwen3_moe.Qwen3MoeTopKRouter)
-
-
-def _is_late_router(module: nn.Module) -> bool:
-    """Whether the module chooses the likeliest experts, whose weights are a softmax over the chosen alone."""
-    return is_like(module, modeling_gpt_oss.GptOssTopKRouter)
+def _shared_gate(mixture: nn.Module) -> Any | None:
+    return getattr(mixture, "shared_expert_gate", None)

@@ -94,6 +94,7 @@ def _fused(dtype: torch.dtype) -> Iterator[Case]:
         yield f"rms_norm of {size}, {dtype}", ops.rms_norm, (x, weight, 1e-6)
         yield f"add_rms_norm of {size}, {dtype}", ops.add_rms_norm, (x, x + 1, weight, 1e-6)
         yield f"layer_norm of {size}, {dtype}", ops.layer_norm, (x, weight.float(), weight.float() + 1, 1e-6)
+        yield f"square_relu of {size}, {dtype}", ops.square_relu, (x.clone(),)
         yield f"gate of {size}, {dtype}", ops.gate, (torch.randn(rows, 2 * size).to(dtype), "silu")
     for size in (2, 14, 32, 72):
         heads, angles = torch.randn(rows, 4 * size).to(dtype), torch.randn(rows, size).to(dtype)
@@ -102,6 +103,8 @@ def _fused(dtype: torch.dtype) -> Iterator[Case]:
         first, norms = angles[:, : size // 4 * 2].float().contiguous(), (torch.randn(2 * size).to(dtype), norm)
         in_pairs = (heads.clone(), first, first, 2, 1, *norms, 1e-6, True)
         yield f"rotate_heads of {size} in pairs, {dtype}", ops.rotate_heads, in_pairs
+        then = (heads.clone(), angles, angles, 2, 1, norm, norm, 1e-6, False, True, torch.randn(rows))
+        yield f"rotate_heads of {size}, then norms and scales, {dtype}", ops.rotate_heads, then
 
 
 def _attention(dtype: torch.dtype) -> Iterator[Case]:

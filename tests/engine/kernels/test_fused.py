@@ -88,6 +88,38 @@ def test_heads_are_normed_and_rotated_as_by_the_plain_layers(dtype: torch.dtype,
     assert torch.equal(qkv.view_as(heads), torch.cat([*expected, value], dim=1))
 
 
+@pytest.mark.parametrize(("dtype", "norm_dtype"), [*itertools.product(DTYPES, DTYPES[:1]), DTYPES[1:] * 2])
+def test_heads_may_be_normed_after_they_are_rotated(dtype: torch.dtype, norm_dtype: torch.dtype) -> None:
+    heads = random(21, 4 + 2 * 2, 12, dtype=dtype)
+    cos, sin = (random(1, 21, 12, dtype=dtype, seed=seed) for seed in (5, 6))
+    norms = [random(12, dtype=norm_dtype, seed=seed) for seed in (7, 8)]
+    query, key, value = heads.split([4, 2, 2], dim=1)
+    expected = [plain_norm(rotated(part, cos, sin), norm, 1e-5) for part, norm in zip((query, key), norms, strict=True)]
+    qkv = heads.flatten(1).clone()
+    torch.ops.twostep.rotate_heads(qkv, cos, sin, 4, 2, *norms, 1e-5, norms_last=True)
+    assert torch.equal(qkv.view_as(heads), torch.cat([*expected, value], dim=1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotated_queries_are_multiplied_by_the_number_of_their_row(dtype: torch.dtype) -> None:
+    heads = random(21, 4 + 2 * 2, 12, dtype=dtype)
+    cos, sin = (random(1, 21, 12, dtype=dtype, seed=seed) for seed in (5, 6))
+    scales = random(21, dtype=dtype, seed=7)
+    turned, value = heads.split([6, 2], dim=1)
+    query, key = rotated(turned, cos, sin).split([4, 2], dim=1)
+    qkv = heads.flatten(1).clone()
+    torch.ops.twostep.rotate_heads(qkv, cos, sin, 4, 2, None, None, 0.0, query_scales=scales.float())
+    assert torch.equal(qkv.view_as(heads), torch.cat([query * scales.view(21, 1, 1), key, value], dim=1))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+def test_what_is_positive_is_squared(dtype: torch.dtype, size: int) -> None:
+    x = random(33, size, dtype=dtype)
+    squared = x.clone()
+    torch.ops.twostep.square_relu(squared)
+    assert torch.equal(squared, torch.square(functional.relu(x)))
+
+
 def rotated_pairs(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates neighbours of heads [T, H, D] by transformers' code."""
     return glm.apply_rotary_pos_emb(heads[None], heads[None], cos, sin, unsqueeze_dim=2)[0][0]

@@ -50,6 +50,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "add_rms_norm": ALL,
     "layer_norm": ALL,
     "rotate_heads": ALL,
+    "square_relu": ALL,
     "inverse_hadamard": ALL,
     "quantize to 8 bits": ALL,
     "quantize to 4 bits": ALL,

@@ -40,6 +40,13 @@ PARTS = {
     "ministral": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "cohere": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 1},
     "olmoe": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
+    "hunyuan": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
+    "hunyuan_moe": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
+    "ernie4_5_moe": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "glm4_moe": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
+    "ministral3": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "nemotron": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 2},
+    "arcee": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "gpt2": {},
 }
 

@@ -36,12 +36,25 @@ from tests.engine.tiny_models import WIDE, load_reference, load_tiny, make_check
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_BLOCKS = 12
-ADAPTED = ("llama", "qwen3", "qwen3_moe", WIDE, "phi3", "glm4", "starcoder2", "cohere2", "olmo2")
+ADAPTED = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    WIDE,
+    "phi3",
+    "glm4",
+    "starcoder2",
+    "cohere2",
+    "olmo2",
+    "qwen2_moe",
+    "hunyuan_moe",
+)
 # Layers of which each of three adapters is made, where a model's have other names than Llama's.
 TARGETS = {
     "llama": (["q_proj", "v_proj", "o_proj"], ["gate_proj", "k_proj", "down_proj"], ["up_proj", "o_proj", "q_proj"]),
     "phi3": (["qkv_proj", "o_proj"], ["gate_up_proj", "qkv_proj"], ["gate_up_proj", "down_proj"]),
     "glm4": (["q_proj", "v_proj", "o_proj"], ["gate_up_proj", "k_proj"], ["gate_up_proj", "down_proj"]),
+    "qwen2_moe": (["q_proj", "shared_expert_gate"], ["gate_proj", "k_proj", "down_proj"], ["up_proj", "o_proj"]),
     "starcoder2": (["q_proj", "c_fc"], ["v_proj", "c_proj"], ["c_fc", "c_proj", "o_proj"]),
 }
 

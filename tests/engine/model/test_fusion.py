@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers.activations import GELUTanh
+from transformers.activations import GELUTanh, ReLUSquaredActivation
 from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 
 from engine.core.errors import UnsupportedModelError
@@ -185,6 +185,12 @@ def norm_heads_by_layer_norms(model: Any) -> nn.Module:
     return attention
 
 
+def square_the_gate(model: Any) -> nn.Module:
+    mlp: nn.Module = model.model.layers[1].mlp
+    mlp.act_fn = ReLUSquaredActivation()
+    return mlp
+
+
 STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
     "a layer that drops": ("phi3", drop_what_attention_adds),
     "an attention that drops": ("seed_oss", drop_what_attention_returns),
@@ -192,6 +198,7 @@ STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
     "an MLP that drops": ("starcoder2", drop_what_the_mlp_returns),
     "norms of another size": ("olmo2", norm_single_heads),
     "another rotation": ("glm4", rotate_another_way),
+    "a gate that is squared": ("llama", square_the_gate),
     "bounds of queries": ("olmoe", bound_queries),
     "layer norms of heads": ("cohere", norm_heads_by_layer_norms),
 }

@@ -54,6 +54,16 @@ def test_layers_whose_router_or_experts_are_not_known_stay(part: str) -> None:
     assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
 
 
+@pytest.mark.parametrize("part", ["shared_expert", "shared_expert.act_fn", "shared_expert_gate", "gate"])
+def test_layers_of_whose_mixture_a_part_is_watched_stay(part: str) -> None:
+    model = model_of("qwen2_moe")
+    model.model.layers[0].mlp.get_submodule(part).register_forward_hook(print)
+    fuse(model)
+    prepare_linears(model, True)
+    move_layers_to_kernels(model)
+    assert [isinstance(layer, KernelDecoderLayer) for layer in model.model.layers] == [False, True, True]
+
+
 def test_a_layer_without_kernel_weights_stays() -> None:
     model = model_of("llama")
     fuse(model)

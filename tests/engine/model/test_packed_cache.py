@@ -40,6 +40,9 @@ KNOWN = (
     "cohere2",
     "starcoder2",
     "granite",
+    "qwen2_moe",
+    "glm4_moe",
+    "ministral3",
 )
 MEASURED = ("load_s", "ceilings")
 

@@ -1,0 +1,38 @@
+"""Linear layers, and MLPs of them, that the C++ layers run: which those are, and their parts."""
+
+from typing import Any
+
+from torch import nn
+
+from engine.model.decoder_parts import LinearParts, MlpParts, linear_parts
+from engine.model.fused_modules import FusedMLP
+from engine.weights.gathered_weight import own_part
+from engine.weights.linear import PackedLinear
+from engine.weights.packed_weight import KernelWeight
+from engine.weights.quantized_weight import KernelQuantizedWeight
+
+__all__ = ["is_known_linear", "is_known_mlp", "mlp_parts", "parts_of_linear"]
+
+
+def is_known_linear(module: Any) -> bool:
+    """Whether the module is a packed linear layer whose weight is dense, or quantized with rows of 8 bits."""
+    if not isinstance(module, PackedLinear):
+        return False
+    own = own_part(module.packed)
+    return isinstance(own, KernelWeight) or (isinstance(own, KernelQuantizedWeight) and own.row_bits == 8)
+
+
+def is_known_mlp(module: nn.Module) -> bool:
+    """Whether the module is a fused MLP of such layers."""
+    return isinstance(module, FusedMLP) and is_known_linear(module.gate_up_proj) and is_known_linear(module.down_proj)
+
+
+def parts_of_linear(linear: Any) -> LinearParts:
+    """Returns the parts of a known linear layer."""
+    return linear_parts(linear.packed, linear.bias)
+
+
+def mlp_parts(mlp: FusedMLP) -> MlpParts:
+    """Returns the parts of a known MLP."""
+    linears = parts_of_linear(mlp.gate_up_proj), parts_of_linear(mlp.down_proj)
+    return MlpParts(*linears, mlp.activation, mlp.is_gated, mlp.names, mlp.down_name)

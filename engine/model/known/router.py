@@ -1,0 +1,110 @@
+"""Routers of mixtures that are known, so that the C++ layers run them."""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.mixtral import modeling_mixtral
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+from engine.model.decoder_parts import RouterParts, linear_parts
+from engine.model.known.linears import is_known_linear, parts_of_linear
+from engine.model.known.same_code import is_like, is_of
+from engine.weights.moe import RouterWeight
+from engine.weights.packed_weight import KernelWeight, PackedWeight
+
+__all__ = ["is_known_router", "router_parts", "router_weight"]
+
+_SIGMOID_ROUTERS = ("glm4_moe.Glm4MoeTopkRouter", "dots1.Dots1TopkRouter", "solar_open.SolarOpenTopkRouter")
+
+
+def is_known_router(router: Any) -> bool:
+    """Whether nothing but what the C++ layers do runs when the module is called."""
+    if _is_linear_router(router):
+        return is_known_linear(router.wg)
+    kinds = _is_normalizing_router, _is_rounding_router, _is_late_router, _is_sigmoid_router, _is_corrected_router
+    has_weight = isinstance(router.weight, RouterWeight) and isinstance(router.weight.packed, KernelWeight)
+    return has_weight and any(is_of_kind(router) for is_of_kind in kinds)
+
+
+def router_weight(router: Any) -> PackedWeight:
+    """Returns the packed weight of a known router."""
+    return cast(PackedWeight, router.wg.packed if _is_linear_router(router) else router.weight.packed)
+
+
+def router_parts(router: Any) -> RouterParts:
+    """Returns the parts of a known router."""
+    if _is_linear_router(router):
+        is_wide = router.wg.packed.dtype is torch.float32  # then its results are, too, whatever the type of the rows
+        linear, is_rounded = parts_of_linear(router.wg), not is_wide
+        return RouterParts(linear, router.top_k, is_wide=is_wide, is_normalized=True, is_rounded=is_rounded)
+    if _is_sigmoid_router(router):
+        return _parts_of_sigmoid_router(router)
+    if _is_corrected_router(router):
+        return _parts_of_corrected_router(router)
+    linear = linear_parts(router.weight.packed, getattr(router, "bias", None))
+    if _is_late_router(router):
+        return RouterParts(linear, router.top_k, "softmax of chosen")
+    is_rounded = _is_rounding_router(router)
+    is_normalized = bool(router.norm_topk_prob) if is_rounded else True
+    return RouterParts(linear, router.top_k, is_normalized=is_normalized, is_rounded=is_rounded)
+
+
+def _parts_of_sigmoid_router(router: Any) -> RouterParts:
+    return RouterParts(
+        linear_parts(router.weight.float().packed, None),
+        router.top_k,
+        "sigmoid",
+        is_wide=True,
+        choice_bias=router.e_score_correction_bias.detach().clone(),
+        num_groups=router.num_group,
+        num_chosen_groups=router.topk_group,
+        is_sorted=False,
+        is_normalized=bool(router.norm_topk_prob),
+        sum_offset=1e-20,
+        factor=float(router.routed_scaling_factor),
+    )
+
+
+def _parts_of_corrected_router(router: Any) -> RouterParts:
+    return RouterParts(
+        linear_parts(router.weight.float().packed, None),
+        router.top_k,
+        is_wide=True,
+        choice_bias=router.moe_statics.e_score_correction_bias.detach().squeeze().clone(),
+        is_normalized=True,
+        least_sum=float(router.norm_min),
+        is_rounded=True,
+    )
+
+
+def _is_normalizing_router(module: nn.Module) -> bool:
+    """Whether the module chooses the likeliest of all experts, by a softmax; their weights add up to one."""
+    return is_like(module, modeling_mixtral.MixtralTopKRouter)
+
+
+def _is_rounding_router(module: nn.Module) -> bool:
+    """Whether the module does so with weights of the rows' dtype, which add up to one if `norm_topk_prob`."""
+    return is_like(module, modeling_qwen3_moe.Qwen3MoeTopKRouter)
+
+
+def _is_late_router(module: nn.Module) -> bool:
+    """Whether the module chooses the likeliest experts, whose weights are a softmax over the chosen alone."""
+    return is_like(module, modeling_gpt_oss.GptOssTopKRouter)
+
+
+def _is_linear_router(module: nn.Module) -> bool:
+    """Whether the module does as a normalizing or a rounding one, by a linear layer."""
+    return is_of(module, "hunyuan_v1_moe.HunYuanMoEV1Gate")
+
+
+def _is_sigmoid_router(module: nn.Module) -> bool:
+    """Whether the module chooses among the best groups of experts, by sigmoids and a bias."""
+    return is_of(module, *_SIGMOID_ROUTERS)
+
+
+def _is_corrected_router(module: nn.Module) -> bool:
+    """Whether the module chooses by a softmax and a bias, which a module of its own adds."""
+    is_known = is_of(module, "ernie4_5_moe.Ernie4_5_MoeTopKRouter")
+    return is_known and is_of(cast(Any, module).moe_statics, "ernie4_5_moe.Ernie4_5_MoeStatics")
