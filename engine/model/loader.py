@@ -18,7 +18,6 @@ from engine.attention.kv_cache import LayerShape
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.config_numbers import check_numbers
 from engine.checkpoint.eos_tokens import find_eos_token_ids
-from engine.checkpoint.gguf.blocks import Expander
 from engine.checkpoint.local import (
     check_checkpoint,
     check_model_type,
@@ -102,8 +101,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     check_quantization(config.quantization, device)
     kernels = _load_kernels(config) if device.type == "cpu" else None
     dtype = _dtype(config, device, hf_config, kernels)
-    expander = torch.ops.twostep.expand_blocks if kernels else None
-    module, fingerprint = _module_of(config, source, device, dtype, expander)
+    module, fingerprint = _module_of(config, source, device, dtype, kernels is not None)
     check_same_weights(config.model, fingerprint, group)
     text_config = hf_config.get_text_config(decoder=True)
     calls, states = _checked_layers(config, module, text_config, device, group)
@@ -273,13 +271,13 @@ def _dtype(
 
 
 def _module_of(
-    config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype, expander: Expander | None
+    config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype, has_kernels: bool
 ) -> tuple[PreTrainedModel, str]:
     """Returns the model with its weights, or random ones, and their fingerprint."""
     registry.register()
     if config.load_format == "auto":
         check_weight_count(config, source["config"])
-        module = _load_weights(config, source, device, dtype, expander)
+        module = _load_weights(config, source, device, dtype, has_kernels)
         check_finite(module, config.model)
         return module, weights_fingerprint(module)
     logger.warning(
@@ -290,8 +288,9 @@ def _module_of(
 
 
 def _load_weights(
-    config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype, expander: Expander | None
+    config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype, has_kernels: bool
 ) -> PreTrainedModel:
+    expander = torch.ops.twostep.expand_blocks if has_kernels else None
     weights = stored_weights(config.model, config.revision, dtype, expander)
     place: str | None = config.model
     kind = AutoModelForCausalLM
