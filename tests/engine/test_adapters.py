@@ -181,7 +181,8 @@ def from_files(case: Case, name: str) -> list[Any]:
 
 
 def after_preemption(case: Case, name: str) -> list[Any]:
-    engine, digests = case.engine(num_blocks=22, block_size=4, enable_prefix_caching=False)
+    settings = {"enable_prefix_caching": False, "free_window_blocks": False}  # with which none would be preempted
+    engine, digests = case.engine(num_blocks=22, block_size=4, **settings)
     add_mine(engine, digests[name])
     updates = list(engine.step().updates)
     add(engine, "first", prompt(5, 37), max_tokens=50, priority=-1, adapter=digests[OTHER])

@@ -67,7 +67,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def load(model: Path, cache: Path, **settings: Any) -> tuple[ModelRunner, EngineInfo]:
     config = EngineConfig(
         **{"model": str(model), "device": "cpu", "dtype": "float32", "num_blocks": 12, "block_size": BLOCK_SIZE}
-        | {"packed_cache": str(cache)}
+        | {"packed_cache": str(cache), "free_window_blocks": False}  # `request` has one block table
         | settings
     )
     return load_model_runner(config)

@@ -16,7 +16,10 @@ PLACES = sorted(set(re.findall(r"\b((?:server|engine)(?:\.\w+)+):(\w+)", TABLE))
 FLAGS = set(re.findall(r"(?<!\S)--([a-z-]+)\b", TABLE))
 
 # Modules with a constant MAX_... that bounds no client; those of routing bound what a router remembers.
-BOUNDS_NO_CLIENT = {"server.metrics.buffered_observer", "server.routing.policy", "server.routing.prompt_digests"}
+BOUNDS_NO_CLIENT = {
+    *("server.metrics.buffered_observer", "server.routing.moves", "server.routing.policy"),
+    "server.routing.prompt_digests",
+}
 
 
 @cache

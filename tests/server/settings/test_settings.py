@@ -67,6 +67,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "state_checkpoint_interval": ("96", 96),
     "num_gpu_blocks_override": ("44", 44),
     "enable_prefix_caching": ("false", False),
+    "free_window_blocks": ("false", False),
     "prefix_retention_share": ("0.25", 0.25),
     "kv_store": ("/tmp/kv", "/tmp/kv"),
     "kv_store_bytes": ("1GiB", 2**30),
