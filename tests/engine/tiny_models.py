@@ -158,7 +158,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2MoeConfig",
         {"num_experts": 4, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], **_MOE},
     ),
-    "glm4_moe": ("Glm4MoeConfig", {"head_dim": 12, "use_qk_norm": True, **_SIGMOIDS}),
+    "glm4_moe": ("Glm4MoeConfig", {"head_dim": 12, "use_qk_norm": True, **_SIGMOIDS, "num_experts_per_tok": 3}),
     "dots1": ("Dots1Config", dict(_SIGMOIDS)),
     "ernie4_5_moe": (
         "Ernie4_5_MoeConfig",
