@@ -5,6 +5,7 @@ block keeps all blocks as yet: a KV store, whose files are whole blocks, draft m
 """
 
 import logging
+from collections.abc import Sequence
 
 from engine.attention.kv_cache import LayerShape
 from engine.core.config import EngineConfig
@@ -20,12 +21,22 @@ def window_groups(config: EngineConfig, model: LoadedModel) -> KVGroups:
     windows = [_window_within(each, model.max_model_len) for each in model.layers]
     if not config.free_window_blocks or not any(windows):
         return ONE_GROUP
-    groups = groups_of(windows)
+    groups = groups_of_layers(model.layers, model.max_model_len)
     reason = _reason_to_keep(config, model, groups)
     if reason is None:
         return groups
     logger.info("layers keep the blocks before their windows of %d tokens: %s", max(filter(None, windows)), reason)
     return ONE_GROUP
+
+
+def groups_of_layers(layers: Sequence[LayerShape], max_model_len: int) -> KVGroups:
+    """Returns the groups of attention layers, if nothing in the engine needs all blocks."""
+    groups = groups_of([_window_within(each, max_model_len) for each in layers])
+    return ONE_GROUP if groups.num_groups > 1 and _differ_in_shape(layers) else groups
+
+
+def _differ_in_shape(layers: Sequence[LayerShape]) -> bool:
+    return len({(each.num_kv_heads, each.head_size, each.head_size_v) for each in layers}) > 1
 
 
 def _window_within(layer: LayerShape, max_model_len: int) -> int | None:
@@ -34,14 +45,13 @@ def _window_within(layer: LayerShape, max_model_len: int) -> int | None:
 
 def _reason_to_keep(config: EngineConfig, model: LoadedModel, groups: KVGroups) -> str | None:
     """Returns why all blocks are kept; None if those before windows are given back."""
-    shapes = {(each.num_kv_heads, each.head_size, each.head_size_v) for each in model.layers}
     reasons = {
         "so far they are given back on the CPU only": model.device.type != "cpu",
         "several ranks compute the model": config.tensor_parallel_size > 1,
         "--kv-store keeps whole blocks": config.kv_store is not None,
         "a draft model reads them": model.draft is not None,
         "the model has recurrent states": bool(model.states),
+        "the layers differ in shape": groups == ONE_GROUP and _differ_in_shape(model.layers),
         "too few layers have windows, or too many for the others": groups == ONE_GROUP,
-        "the layers differ in shape": groups.num_groups > 1 and len(shapes) > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

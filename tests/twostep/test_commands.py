@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.kv_groups import ONE_GROUP, KVGroups
 from engine.core.machine import AttentionSize, Ceilings, ModelSize
 from engine.model.planning.layer_trial import StepSeconds
 from server.settings.settings import Settings
@@ -250,7 +251,8 @@ SIZE = ModelSize(
 
 
 def plan_with(available: int, **facts: Any) -> str:
-    known = {"architecture": "A", "num_weights": 6 << 30, "size": SIZE, "kv_bytes_per_token": 1 << 16}
+    known = {"architecture": "A", "num_weights": 6 << 30, "size": SIZE}
+    known |= {"kv_groups": ONE_GROUP, "kv_block_bytes": 1 << 20}
     known |= {"max_model_len": 4096, "load_per_cpu": 0.0, "prompt_tokens": 512, "measure": None}
     known["quantizations"] = ("none", "int8", "int4")
     known |= {"ceilings": Ceilings(float(10 << 30), 1e15), "available_bytes": available << 30}
@@ -262,6 +264,15 @@ def test_a_plan_takes_the_most_exact_weights_that_fit() -> None:
     middle = plan_with(10)
     assert middle.count("do not fit") == 1 and middle.endswith("--quantization int8")
     assert "does not fit in any form" in plan_with(2)
+
+
+def test_a_plan_knows_that_windows_give_back_blocks() -> None:
+    contexts = {"max_model_len": 1 << 20, "prompt_tokens": 100_000 - 256}  # in 4 GiB
+    assert "0 requests of 100,000 tokens" in plan_with(64, **contexts)
+    assert "contexts are then at most 65,536 tokens" in plan_with(64, **contexts)
+    windows = KVGroups((0, 1, 2, 3), num_groups=4, window=512)  # of which each has a quarter of a block
+    text = plan_with(64, **contexts, kv_groups=windows, kv_block_bytes=1 << 18)
+    assert "2 requests of 100,000 tokens" in text and "contexts are then at most 254,416 tokens" in text
 
 
 def test_a_plans_times_are_those_of_the_roofline() -> None:

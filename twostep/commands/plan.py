@@ -10,6 +10,7 @@ import msgspec
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig
+from engine.core.kv_groups import KVGroups
 from engine.core.machine import Ceilings, ModelSize
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.cost.roofline import Roofline
@@ -36,6 +37,8 @@ _BITS = {"none": 16.0, "int8": 8.5, "int4": 4.5}
 """Bits of a number in layers, with its share of a group's scale and minimum. Heads have 8 at least."""
 _KV_SHARE, _MAX_KV_BYTES = 0.5, 4 << 30  # as the engine sizes its cache by default
 _GIB = 2**30
+_ENGINE = EngineConfig(model="")
+"""An engine's settings as they are by default."""
 
 
 class Plan(NamedTuple):
@@ -45,7 +48,8 @@ class Plan(NamedTuple):
     num_weights: int
     size: ModelSize
     """Of weights in 16 bits."""
-    kv_bytes_per_token: int
+    kv_groups: KVGroups
+    kv_block_bytes: int
     max_model_len: int
     ceilings: Ceilings
     available_bytes: int
@@ -86,11 +90,13 @@ def main(arguments: Sequence[str]) -> int:
         own.error(f"--prompt-tokens must be less than the model's context of {found.max_model_len:,} tokens")
     cpu = torch.device("cpu")
     ceilings = measure_ceilings(cpu, torch.bfloat16, found.size.weight_bytes)
-    facts = (found.architecture, found.num_weights, found.size, found.kv_bytes_per_token, found.max_model_len)
+    facts = (found.architecture, found.num_weights, found.size, found.kv_groups, found.kv_block_bytes)
     load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     measure = _trial(model, parsed.revision, found, parsed.prompt_tokens) if parsed.measure else None
     quantizations = (parsed.quantization,) if parsed.quantization else tuple(_BITS)
-    plan = Plan(*facts, ceilings, available_bytes(cpu), load, parsed.prompt_tokens, quantizations, measure)
+    plan = Plan(
+        *facts, found.max_model_len, ceilings, available_bytes(cpu), load, parsed.prompt_tokens, quantizations, measure
+    )
     for line in lines_of(plan):
         print(line, flush=True)
     return 0
@@ -135,12 +141,13 @@ def lines_of(plan: Plan) -> Iterator[str]:
 
 def _contexts(plan: Plan, left: float) -> Iterator[str]:
     kv_bytes = min(left * _KV_SHARE, _MAX_KV_BYTES)
-    num_tokens = int(kv_bytes / plan.kv_bytes_per_token)
-    length = plan.prompt_tokens + 256
-    fit = f"{num_tokens // length:,} requests of {length:,}"
-    yield f"  KV cache of {kv_bytes / _GIB:,.2f} GiB: {num_tokens:,} tokens, {fit}"
-    if num_tokens < plan.max_model_len:
-        yield f"  contexts are then at most {num_tokens:,} tokens: --kv-cache-memory-bytes gives more"
+    num_blocks, groups = int(kv_bytes / plan.kv_block_bytes), plan.kv_groups
+    length, sizes = plan.prompt_tokens + 256, (_ENGINE.block_size, _ENGINE.limits_on("cpu").max_num_batched_tokens)
+    longest = groups.max_tokens(num_blocks, *sizes, plan.max_model_len)
+    num_fit = num_blocks // groups.num_blocks(length, *sizes)
+    yield f"  KV cache of {kv_bytes / _GIB:,.2f} GiB: {num_fit:,} requests of {length:,} tokens"
+    if longest < plan.max_model_len:
+        yield f"  contexts are then at most {longest:,} tokens: --kv-cache-memory-bytes gives more"
 
 
 def quantized(size: ModelSize, quantization: str) -> ModelSize:

@@ -11,6 +11,7 @@ from engine.attention.registry import ATTENTION_NAME, register
 from engine.checkpoint.local import check_checkpoint
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, UnsupportedModelError, reason_of
+from engine.core.kv_groups import KVGroups
 from engine.core.machine import ModelSize
 from engine.mixers.functions import route_recurrent_functions
 from engine.model.context_limit import context_limit
@@ -18,6 +19,7 @@ from engine.model.first_layers import num_distinct_layers
 from engine.model.loader import read_hf_config
 from engine.model.probe import layer_shape, probe_layers
 from engine.model.step_work import size_of
+from engine.runner.window_groups import groups_of_layers
 
 __all__ = ["Estimate", "estimate"]
 
@@ -30,8 +32,9 @@ class Estimate:
     num_weights: int
     size: ModelSize
     """Of weights in 16 bits."""
-    kv_bytes_per_token: int
-    """Of keys and values in 16 bits."""
+    kv_groups: KVGroups
+    kv_block_bytes: int
+    """Of keys and values in 16 bits: of a block of one group of layers, with the usual number of tokens."""
     max_model_len: int
     num_layers: int
     num_distinct_layers: int
@@ -63,12 +66,15 @@ def _estimate(config: EngineConfig) -> Estimate:
     calls = probe_layers(module, text_config, device)
     if not calls:
         raise UnsupportedModelError(f"{config.model} has no attention, whose memory and time alone can be told yet.")
+    layers, max_model_len = tuple(map(layer_shape, calls)), context_limit(text_config, ())
+    groups = groups_of_layers(layers, max_model_len)
     return Estimate(
         architecture=type(module).__name__,
         num_weights=sum(parameter.numel() for parameter in module.parameters()),
         size=size_of(module, text_config, calls, dtype),
-        kv_bytes_per_token=bytes_per_block(tuple(map(layer_shape, calls)), 1, dtype),
-        max_model_len=context_limit(text_config, ()),
+        kv_groups=groups,
+        kv_block_bytes=bytes_per_block(layers, config.block_size, dtype, groups.of_layers),
+        max_model_len=max_model_len,
         num_layers=text_config.num_hidden_layers,
         num_distinct_layers=num_distinct_layers(module),
     )
