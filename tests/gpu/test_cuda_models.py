@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.core.config import EngineConfig
+from engine.core.kv_groups import ONE_GROUP
 from engine.model.forward_choice import choose_forward
 from engine.model.loader import load_model
 from engine.runner.forward import Forward
@@ -43,6 +44,7 @@ def recorded(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> li
 
     monkeypatch.setattr(tiny_models, "load_kernels", lambda: None)  # they would define operators that Triton's have
     monkeypatch.setattr(tiny_models, "select_backend", lambda *_: cuda)
+    monkeypatch.setattr(tiny_models, "window_groups", lambda *_: ONE_GROUP)  # as on a CUDA device
     monkeypatch.setattr(tiny_models, "choose_forward", choose_recorded)
     return made
 
