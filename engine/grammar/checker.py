@@ -118,9 +118,9 @@ class GrammarChecker:
     async def _idle_child(self) -> CheckerChild:
         """Returns the first child that is idle, which may be another than the one that is started for that."""
         if self._idle.empty() and self._new:
-            child = self._new.pop()
-            starting = asyncio.get_running_loop().run_in_executor(self._threads, child.start)
-            starting.add_done_callback(lambda _: self._idle.put_nowait(child))
+            started = self._new.pop()
+            starting = asyncio.get_running_loop().run_in_executor(self._threads, started.start)
+            starting.add_done_callback(lambda _: self._idle.put_nowait(started))
         child = await self._idle.get()
         if self._is_closed:
             self._idle.put_nowait(child)

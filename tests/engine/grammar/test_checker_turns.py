@@ -65,6 +65,9 @@ def test_a_grammar_waits_for_no_child_that_starts_if_another_is_idle_before(tmp_
             await asyncio.sleep(0.001)
         (tmp_path / "release").touch()
         await asyncio.gather(first, second)
+        (tmp_path / "end").touch()
+        idle = {id(await checker._idle.get()) for _ in range(2)}
+        assert idle == {id(child) for child in checker._children[-2:]}, "each child is idle once"
         checker.close()
 
     asyncio.run(ask())
