@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, chain
 
 import torch
@@ -43,52 +43,48 @@ def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: 
     lengths = [len(request.token_ids) for request in requests]
     context_lens = [request.end for request in requests]
     max_blocks = -(-max(context_lens) // block_size)
-    token_ids, positions, slot_mapping = _on_device(
+    positions_of = [range(request.start, request.end) for request in requests]
+    tables_of_groups = [[request.block_table for request in requests]]
+    tables_of_groups += map(list, zip(*(request.window_tables for request in requests), strict=True))
+    token_ids, positions, *slot_mappings = _on_device(
         torch.int64,
         device,
         [token_id for request in requests for token_id in request.token_ids],
-        [position for request in requests for position in range(request.start, request.end)],
-        _slots(requests, block_size),
+        [*chain.from_iterable(positions_of)],
+        *(slots_of(tables, positions_of, block_size) for tables in tables_of_groups),
     )
-    block_tables, cu_seqlens_q, lens = _on_device(
+    *block_tables, cu_seqlens_q, lens = _on_device(
         torch.int32,
         device,
-        _tables(requests, block_size, max_blocks),
+        *(_padded(tables, context_lens, block_size, max_blocks) for tables in tables_of_groups),
         [*accumulate(lengths, initial=0)],
         context_lens,
     )
-    attention = AttentionMetadata(
-        block_tables=block_tables.view(len(requests), max_blocks),
-        cu_seqlens_q=cu_seqlens_q,
-        context_lens=lens,
-        slot_mapping=slot_mapping,
-        max_seqlen_q=max(lengths),
-        max_context_len=max(context_lens),
-    )
-    windowed = tuple(
-        _in_window_group(attention, requests, group, block_size) for group in range(len(requests[0].window_tables))
-    )
+    groups = [
+        AttentionMetadata(
+            block_tables=tables.view(len(requests), max_blocks),
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=lens,
+            slot_mapping=slots,
+            max_seqlen_q=max(lengths),
+            max_context_len=max(context_lens),
+        )
+        for tables, slots in zip(block_tables, slot_mappings, strict=True)
+    ]
     states, adapters = _states(requests, device), _adapters(requests, device)
-    return ModelInputs(token_ids, positions, attention, states, adapters, windowed)
+    return ModelInputs(token_ids, positions, groups[0], states, adapters, tuple(groups[1:]))
 
 
-def _in_window_group(
-    first: AttentionMetadata, requests: Sequence[ScheduledRequest], group: int, block_size: int
-) -> AttentionMetadata:
-    """Returns the metadata of a group of layers with block tables of its own, from that of the first group."""
-    own = [replace(request, block_table=request.window_tables[group]) for request in requests]
-    (slots,) = _on_device(torch.int64, first.slot_mapping.device, _slots(own, block_size))
-    max_blocks = first.block_tables.shape[1]
-    (tables,) = _on_device(torch.int32, first.block_tables.device, _tables(own, block_size, max_blocks))
-    return replace(first, slot_mapping=slots, block_tables=tables.view_as(first.block_tables))
-
-
-def _slots(requests: Sequence[ScheduledRequest], block_size: int) -> list[int]:
-    return [slot for request in requests for slot in slots_of(request, range(request.start, request.end), block_size)]
-
-
-def _tables(requests: Sequence[ScheduledRequest], block_size: int, max_blocks: int) -> list[int]:
-    return [block for request in requests for block in _padded_table(request, block_size, max_blocks)]
+def _padded(
+    tables: Sequence[Sequence[int]], context_lens: Sequence[int], block_size: int, max_blocks: int
+) -> "array[int]":
+    """Returns the blocks that this step reads or writes, those of each table padded with zeros to `max_blocks`."""
+    padded = array("i")
+    for table, length in zip(tables, context_lens, strict=True):
+        num_used = -(-length // block_size)
+        padded.extend(table[:num_used])
+        padded.frombytes(bytes(padded.itemsize * (max_blocks - num_used)))
+    return padded
 
 
 def _adapters(requests: Sequence[ScheduledRequest], device: torch.device) -> Tensor | None:
@@ -115,21 +111,18 @@ def _states(requests: Sequence[ScheduledRequest], device: torch.device) -> State
     )
 
 
-def _on_device(dtype: torch.dtype, device: torch.device, *lists: list[int]) -> Sequence[Tensor]:
-    """Returns a tensor of each list, all in one piece of memory, which is copied to the device once. The host does not
+def _on_device(dtype: torch.dtype, device: torch.device, *parts: "Sequence[int] | array[int]") -> Sequence[Tensor]:
+    """Returns a tensor of each part, all in one piece of memory, which is copied to the device once. The host does not
     wait for that: pinned memory is kept until it was read."""
-    numbers = torch.frombuffer(array("q" if dtype is torch.int64 else "i", chain.from_iterable(lists)), dtype=dtype)
+    joined = array("q" if dtype is torch.int64 else "i")
+    for part in parts:
+        joined.extend(part)
+    numbers = torch.frombuffer(joined, dtype=dtype)
     numbers = numbers.pin_memory() if device.type == "cuda" else numbers
-    return numbers.to(device, non_blocking=True).split_with_sizes([*map(len, lists)])
+    return numbers.to(device, non_blocking=True).split_with_sizes([*map(len, parts)])
 
 
-def slots_of(request: ScheduledRequest, positions: range, block_size: int) -> list[int]:
-    """Returns the cache slots of the request's tokens at these positions."""
-    table = request.block_table
-    return [table[at // block_size] * block_size + at % block_size for at in positions]
-
-
-def _padded_table(request: ScheduledRequest, block_size: int, max_blocks: int) -> tuple[int, ...]:
-    """Returns the blocks that this step reads or writes, padded with zeros to `max_blocks`."""
-    used = request.block_table[: -(-request.end // block_size)]
-    return (*used, *[0] * (max_blocks - len(used)))
+def slots_of(tables: Sequence[Sequence[int]], positions_of: Sequence[range], block_size: int) -> list[int]:
+    """Returns the cache slots of the tokens at these positions of each request, whose block tables these are."""
+    pairs = zip(tables, positions_of, strict=True)
+    return [table[at // block_size] * block_size + at % block_size for table, positions in pairs for at in positions]

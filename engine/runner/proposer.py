@@ -133,7 +133,7 @@ class HeadProposer(_Chain):
     def _slots(self, rows: Sequence[ScheduledRequest], num_before: int) -> Tensor:
         """Returns the slots of the positions `num_before` before those of the rows, [num_tokens]."""
         ranges = [range(row.start - num_before, row.end - num_before) for row in rows]
-        slots = [slot for row, each in zip(rows, ranges, strict=True) for slot in slots_of(row, each, self._block_size)]
+        slots = slots_of([row.block_table for row in rows], ranges, self._block_size)
         return torch.tensor(slots, device=self._device)
 
 
