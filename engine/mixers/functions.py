@@ -33,8 +33,10 @@ def _causal_conv1d(
     activation: str | None = None,
     **_: Any,
 ) -> Tensor:
-    out = handler.advance(Convolution(hidden_states[0].t(), weight, bias))
-    if activation is not None:
+    is_gated = activation in ("silu", "swish")
+    taps = weight.float().t().contiguous()
+    out = handler.advance(Convolution(hidden_states[0].t(), taps, None if bias is None else bias.float(), is_gated))
+    if activation is not None and not is_gated:
         out = cast(Tensor, ACT2FN[activation](out))
     return out.t()[None]
 

@@ -11,13 +11,16 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.kernels import load_kernels
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.state import StateShape
 from engine.mixers.sums import fixed_sum
 
-__all__ = ["LinearAttention"]
+__all__ = ["LinearAttention", "matrix_shape"]
+
+_PANEL = 16  # columns, as in engine/kernels/base/vec.h
 
 
 class LinearAttention(NamedTuple):
@@ -34,8 +37,7 @@ class LinearAttention(NamedTuple):
 
     @property
     def state_shape(self) -> StateShape:
-        num_heads, value_size = self.value.shape[1:]
-        return StateShape((num_heads, self.key.shape[2], value_size), torch.float32)
+        return matrix_shape(self.value.shape[1], self.key.shape[2], self.value.shape[2])
 
     def take(self, rows: Tensor) -> "LinearAttention":
         query, key, value, decay = (each[rows] for each in self[:4])
@@ -52,17 +54,25 @@ class LinearAttention(NamedTuple):
     def advance_in_torch(self, states: Tensor, metadata: StateMetadata) -> Tensor:
         """Computes what `advance` does, to the same bits, thousands of times slower."""
         num_in_group = self.value.shape[1] // self.key.shape[1]
-        query, key = (each.repeat_interleave(num_in_group, 1) for each in (self.query, self.key))
-        output = torch.empty_like(self.value)
+        query, key = (each.repeat_interleave(num_in_group, 1)[:, :, None] for each in (self.query, self.key))
+        num_panels = states.shape[2]
+        values = functional.pad(self.value, (0, num_panels * _PANEL - self.value.shape[2]))
+        values = values.unflatten(2, (num_panels, _PANEL))
+        output = torch.empty_like(values)
         for step in range(max(metadata.lengths)):
             running = [index for index, length in enumerate(metadata.lengths) if step < length]
             rows = torch.tensor([metadata.starts[index] + step for index in running])
             slots = metadata.slots[running]
-            state = states[slots] * self.decay[rows][..., None]
-            value = self.value[rows]
+            state = states[slots] * self.decay[rows][:, :, None, :, None]
+            value = values[rows]
             if self.rate is not None:
-                value = (value - fixed_sum(state * key[rows][..., None], -2)) * self.rate[rows][..., None]
+                value = (value - fixed_sum(state * key[rows][..., None], -2)) * self.rate[rows][..., None, None]
             state = state + key[rows][..., None] * value[..., None, :]
             output[rows] = fixed_sum(state * query[rows][..., None], -2)
             states[slots] = state
-        return output
+        return output.flatten(2)[..., : self.value.shape[2]]
+
+
+def matrix_shape(num_heads: int, key_size: int, value_size: int) -> StateShape:
+    """Returns the shape of a matrix [key size, value size] per head: its columns lie in panels, the last one filled."""
+    return StateShape((num_heads, -(-value_size // _PANEL), key_size, _PANEL), torch.float32)

@@ -2,26 +2,31 @@
 // the outer product of its key and value, and is read by its query. Prompts and single tokens go through the same
 // steps.
 //
-// The columns of a state do not depend on one another. A task is sixteen of them, of one head and sequence: they are
-// copied into one piece of memory, which stays in the first cache for all tokens of the step.
+// The columns of a state do not depend on one another. They lie in panels of sixteen, [key size, 16] each, and a panel of
+// one head and sequence is a task: it stays in the first cache for all tokens of the step.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <optional>
 
+#include "base/activations.h"
+#include "base/rows.h"
 #include "base/sizes.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
+#include "recurrent/operators.h"
+#include "recurrent/sequences.h"
 
+namespace twostep::recurrent {
 namespace {
 
-using namespace twostep;
-
-constexpr int64_t kMaxKeySize = 1024;  // of the copied columns, 64 KB on the stack
 constexpr int kSums = 4;               // partial sums, as in engine/mixers/sums.py
 constexpr int64_t kSerialWork = 1 << 15;  // numbers of state below which a second thread does not pay
 
@@ -45,26 +50,40 @@ TWOSTEP_INLINE inline Vec sum_of(int64_t size, F f) {
   return sum.total();
 }
 
+// Values and what is read of the state are in rows of Element.
+template <class Element>
 struct Problem {
-  const float *query, *key, *value, *decay, *rate;  // rate may be null
-  float *states, *output;
-  const int64_t *slots, *starts;
+  const float *query, *key, *decay, *rate;  // rate may be null
+  const Element* value;
+  int64_t value_stride;  // of tokens
+  float* states;         // [slots, heads, panels, key size, 16]
+  Element* output;       // [tokens, heads, value size]
   int64_t num_groups, num_heads, key_size, value_size;
   int64_t num_decays;  // of a head: one, or key_size
 
-  // Computes columns [column, column + count) of a head, for all tokens of a sequence.
-  void run(int64_t sequence, int64_t head, int64_t column, int64_t count) const {
-    alignas(64) float state[kMaxKeySize * kLanes];
-    float* own = states + (slots[sequence] * num_heads + head) * key_size * value_size + column;
-    for (int64_t k = 0; k < key_size; ++k) store(state + k * kLanes, load_upto(own + k * value_size, count));
-    for (int64_t token = starts[sequence]; token < starts[sequence + 1]; ++token) {
-      const int64_t at = (token * num_heads + head) * value_size + column;
-      store_upto(output + at, count, step(state, token, head, load_upto(value + at, count)));
-    }
-    for (int64_t k = 0; k < key_size; ++k) store_upto(own + k * value_size, count, load(state + k * kLanes));
+  int64_t num_panels() const { return divide_up(value_size, kLanes); }
+
+  void run_all(const Sequences& sequences) const {
+    const int64_t panels = num_panels() * num_heads, num_tokens = sequences.starts[sequences.count];
+    const bool is_serial = num_tokens * num_heads * value_size * key_size < kSerialWork;
+    run_tasks(sequences.count * panels, is_serial, [&](int64_t task) {
+      const int64_t sequence = task / panels, head = task % panels / num_panels(), panel = task % num_panels();
+      run(sequences.slots[sequence], sequences.starts[sequence], sequences.starts[sequence + 1], head, panel);
+    });
   }
 
-  // Advances the columns by a token with this value; returns what its query reads.
+  // Computes a panel of a head for the tokens [begin, end) of a sequence.
+  void run(int64_t slot, int64_t begin, int64_t end, int64_t head, int64_t panel) const {
+    float* state = states + ((slot * num_heads + head) * num_panels() + panel) * key_size * kLanes;
+    const int64_t column = panel * kLanes, count = value_size - column;
+    for (int64_t token = begin; token < end; ++token) {
+      const Vec written = load_upto(value + token * value_stride + head * value_size + column, count);
+      Element* to = output + (token * num_heads + head) * value_size + column;
+      store_upto(to, count, step(state, token, head, written));
+    }
+  }
+
+  // Advances a panel by a token with this value; returns what its query reads.
   TWOSTEP_INLINE Vec step(float* state, int64_t token, int64_t head, Vec written) const {
     const int64_t group = token * num_groups + head / (num_heads / num_groups);
     const float *keys = key + group * key_size, *queries = query + group * key_size;
@@ -73,31 +92,28 @@ struct Problem {
     const auto decayed = [&](int64_t k) TWOSTEP_INLINE {
       return load(state + k * kLanes) * broadcast(decays[k * stride]);
     };
-    if (rate == nullptr) {
-      return sum_of(key_size, [&](int64_t k) TWOSTEP_INLINE {
-        return write(state, k, decayed(k), keys[k], written) * broadcast(queries[k]);
-      });
+    if (rate != nullptr) {
+      const Vec read =
+          sum_of(key_size, [&](int64_t k) TWOSTEP_INLINE { return decayed(k) * broadcast(keys[k]); });
+      written = (written - read) * broadcast(rate[token * num_heads + head]);
     }
-    const Vec read = sum_of(key_size, [&](int64_t k) TWOSTEP_INLINE {
-      const Vec now = decayed(k);
-      store(state + k * kLanes, now);
-      return now * broadcast(keys[k]);
-    });
-    written = (written - read) * broadcast(rate[token * num_heads + head]);
     return sum_of(key_size, [&](int64_t k) TWOSTEP_INLINE {
-      return write(state, k, load(state + k * kLanes), keys[k], written) * broadcast(queries[k]);
+      const Vec after = decayed(k) + broadcast(keys[k]) * written;
+      store(state + k * kLanes, after);
+      return after * broadcast(queries[k]);
     });
-  }
-
-  TWOSTEP_INLINE static Vec write(float* state, int64_t k, Vec before, float key, Vec written) {
-    const Vec after = before + broadcast(key) * written;
-    store(state + k * kLanes, after);
-    return after;
   }
 };
 
+void check_states(const at::Tensor& states, int64_t num_heads, int64_t key_size, int64_t value_size) {
+  TORCH_CHECK(states.dim() == 5 && states.size(1) == num_heads && states.size(2) == divide_up(value_size, kLanes) &&
+                  states.size(3) == key_size && states.size(4) == kLanes && states.is_contiguous() &&
+                  states.scalar_type() == at::kFloat,
+              "states are float32 [slots, heads, panels, key size, ", kLanes, "]");
+}
+
 void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& decay,
-           const std::optional<at::Tensor>& rate, const at::Tensor& states) {
+           const std::optional<at::Tensor>& rate) {
   TORCH_CHECK(query.dim() == 3 && query.sizes() == key.sizes() && value.dim() == 3 && decay.dim() == 3,
               "queries, keys, values and decays are [tokens, heads, size]");
   const int64_t num_tokens = value.size(0), num_heads = value.size(1);
@@ -107,54 +123,143 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
               "a decay is one number, or one for each of a key");
   TORCH_CHECK(!rate || (rate->dim() == 2 && rate->size(0) == num_tokens && rate->size(1) == num_heads),
               "rates are [tokens, heads]");
-  TORCH_CHECK(states.dim() == 4 && states.size(1) == num_heads && states.size(2) == key.size(2) &&
-                  states.size(3) == value.size(2) && states.is_contiguous(),
-              "states are [slots, heads, key size, value size]");
-  TORCH_CHECK(key.size(2) <= kMaxKeySize, "keys have at most ", kMaxKeySize, " numbers");
-  for (const at::Tensor& each : {query, key, value, decay, rate.value_or(value), states})
+  for (const at::Tensor& each : {query, key, value, decay, rate.value_or(value)})
     TORCH_CHECK(each.scalar_type() == at::kFloat, "linear attention is computed in float32");
 }
 
-void check_places(const at::Tensor& slots, const at::Tensor& starts, int64_t num_slots, int64_t num_tokens) {
-  const int64_t count = slots.numel();
-  TORCH_CHECK(slots.scalar_type() == at::kLong && slots.is_contiguous() && starts.scalar_type() == at::kLong &&
-                  starts.is_contiguous() && starts.numel() == count + 1,
-              "slots and starts are int64");
-  const auto *slot = slots.const_data_ptr<int64_t>(), *start = starts.const_data_ptr<int64_t>();
-  TORCH_CHECK(std::all_of(slot, slot + count, [&](int64_t each) { return 0 <= each && each < num_slots; }),
-              "a slot is out of range");
-  TORCH_CHECK(start[0] == 0 && start[count] == num_tokens && std::is_sorted(start, start + count + 1),
-              "sequences follow one another");
+// x / |x| * factor, but for an epsilon in the length: what an RMSNorm of weights 1 / sqrt(size) makes of it.
+template <class Element>
+void to_unit_length(const Element* x, int64_t size, float factor, float* to) {
+  constexpr float kEps = 1e-6f;
+  Vec squares{};
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    const Vec v = load_upto(x + i, count);
+    squares = squares + v * v;
+  });
+  const Vec scale = broadcast(1.0f / std::sqrt(fold_add(squares) + kEps)), factors = broadcast(factor);
+  for_each_vector(size, [&](int64_t i, int64_t count)
+                            TWOSTEP_INLINE { store_upto(to + i, count, load_upto(x + i, count) * scale * factors); });
 }
 
-at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const at::Tensor& decay, const std::optional<at::Tensor>& rate, at::Tensor& states,
-                            const at::Tensor& slots, const at::Tensor& starts) {
-  check(query, key, value, decay, rate, states);
-  check_places(slots, starts, states.size(0), value.size(0));
-  const at::Tensor queries = query.contiguous(), keys = key.contiguous(), values = value.contiguous();
-  const at::Tensor decays = decay.contiguous(), rates = rate ? rate->contiguous() : at::Tensor();
-  at::Tensor output = at::empty_like(values);
-  const Problem problem{
-      queries.const_data_ptr<float>(), keys.const_data_ptr<float>(), values.const_data_ptr<float>(),
-      decays.const_data_ptr<float>(), rate ? rates.const_data_ptr<float>() : nullptr,
-      states.mutable_data_ptr<float>(), output.mutable_data_ptr<float>(), slots.const_data_ptr<int64_t>(),
-      starts.const_data_ptr<int64_t>(), keys.size(1), values.size(1), keys.size(2), values.size(2), decays.size(2)};
-  const int64_t num_panels = divide_up(values.size(2), kLanes), panels = num_panels * values.size(1);
-  const bool serial = values.numel() * keys.size(2) < kSerialWork;
-  run_tasks(slots.numel() * panels, serial, [&](int64_t task) {
-    const int64_t column = task % num_panels * kLanes;
-    problem.run(task / panels, task % panels / num_panels, column, values.size(2) - column);
-  });
-  return output;
-}
+// log(1 + e**x)
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// What a gated delta net makes of its projections before its states see them: queries and keys of length 1, the decay
+// of each head, and how much of a value's error is written.
+template <class Element>
+struct DeltaInputs {
+  at::Tensor queries, keys, decays, rates;
+
+  DeltaInputs(const at::Tensor& qkv, const at::Tensor& write, const at::Tensor& time_step,
+              const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups, int64_t key_size) {
+    const int64_t num_tokens = qkv.size(0), num_heads = write.size(1), width = num_groups * key_size;
+    const auto floats = qkv.options().dtype(at::kFloat);
+    queries = at::empty({num_tokens, width}, floats), keys = at::empty({num_tokens, width}, floats);
+    decays = at::empty({num_tokens, num_heads}, floats), rates = at::empty({num_tokens, num_heads}, floats);
+    auto *query = queries.mutable_data_ptr<float>(), *key = keys.mutable_data_ptr<float>();
+    auto *decay = decays.mutable_data_ptr<float>(), *rate = rates.mutable_data_ptr<float>();
+    const auto *rows = qkv.const_data_ptr<Element>(), *writes = write.const_data_ptr<Element>();
+    const auto* steps = time_step.const_data_ptr<Element>();
+    const auto *own_rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
+    const float scale = 1.0f / std::sqrt(float(key_size));
+    run_ranges(num_tokens, divide_up(1 << 13, width), [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        const Element* row = rows + token * qkv.stride(0);
+        for (int64_t at = 0; at < width; at += key_size) {
+          to_unit_length(row + at, key_size, scale, query + token * width + at);
+          to_unit_length(row + width + at, key_size, 1.0f, key + token * width + at);
+        }
+        for (int64_t head = 0; head < num_heads; ++head) {
+          const Vec written = broadcast(float(writes[token * write.stride(0) + head]));
+          const float step = softplus(float(steps[token * time_step.stride(0) + head]) + bias[head]);
+          rate[token * num_heads + head] = rounded_to(Sigmoid::apply(written), rows).part[0][0];
+          decay[token * num_heads + head] = exp_nonpositive(own_rates[head] * step);
+        }
+      }
+    });
+  }
+};
 
 }  // namespace
 
+at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const at::Tensor& decay, const std::optional<at::Tensor>& rate, const at::Tensor& states,
+                            const at::Tensor& slots, const at::Tensor& starts) {
+  check(query, key, value, decay, rate);
+  check_states(states, value.size(1), key.size(2), value.size(2));
+  const at::Tensor queries = query.contiguous(), keys = key.contiguous(), values = value.contiguous();
+  const at::Tensor decays = decay.contiguous(), rates = rate ? rate->contiguous() : at::Tensor();
+  const at::Tensor output = at::empty_like(values);
+  const Problem<float> problem{queries.const_data_ptr<float>(), keys.const_data_ptr<float>(),
+                               decays.const_data_ptr<float>(), rate ? rates.const_data_ptr<float>() : nullptr,
+                               values.const_data_ptr<float>(), values.stride(0), states.mutable_data_ptr<float>(),
+                               output.mutable_data_ptr<float>(), keys.size(1), values.size(1), keys.size(2),
+                               values.size(2), decays.size(2)};
+  problem.run_all(Sequences(slots, starts, states.size(0), value.size(0)));
+  return output;
+}
+
+at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, const at::Tensor& time_step,
+                            const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups,
+                            const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts) {
+  TORCH_CHECK(states.dim() == 5 && qkv.dim() == 2, "a row of queries, keys and values for each token");
+  const int64_t num_tokens = qkv.size(0), num_heads = states.size(1), key_size = states.size(3);
+  const int64_t before_values = 2 * num_groups * key_size, value_size = (qkv.size(1) - before_values) / num_heads;
+  TORCH_CHECK(before_values + num_heads * value_size == qkv.size(1) && num_groups > 0 && num_heads % num_groups == 0,
+              "rows have the heads of queries, keys and values side by side");
+  check_states(states, num_heads, key_size, value_size);
+  for (const at::Tensor& each : {write, time_step}) {
+    TORCH_CHECK(each.dim() == 2 && each.size(0) == num_tokens && each.size(1) == num_heads && each.stride(1) == 1 &&
+                    each.scalar_type() == qkv.scalar_type(),
+                "every token has a number for each head");
+  }
+  for (const at::Tensor& each : {decay_rates, time_bias}) {
+    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_contiguous() && each.numel() == num_heads,
+                "each head has a rate and a bias in float32");
+  }
+  const Sequences sequences(slots, starts, states.size(0), num_tokens);
+  const at::Tensor rows = qkv.stride(1) == 1 ? qkv : qkv.contiguous();
+  const at::Tensor output = at::empty({num_tokens, num_heads * value_size}, qkv.options());
+  const auto compute = [&]<class Element>(Element*) {
+    const DeltaInputs<Element> inputs(rows, write, time_step, decay_rates, time_bias, num_groups, key_size);
+    const Problem<Element> problem{inputs.queries.template const_data_ptr<float>(),
+                                   inputs.keys.template const_data_ptr<float>(),
+                                   inputs.decays.template const_data_ptr<float>(),
+                                   inputs.rates.template const_data_ptr<float>(),
+                                   rows.const_data_ptr<Element>() + before_values,
+                                   rows.stride(0),
+                                   states.mutable_data_ptr<float>(),
+                                   output.mutable_data_ptr<Element>(),
+                                   num_groups,
+                                   num_heads,
+                                   key_size,
+                                   value_size,
+                                   1};
+    problem.run_all(sequences);
+  };
+  switch (qkv.scalar_type()) {
+    case at::kFloat: compute(static_cast<float*>(nullptr)); break;
+    case at::kBFloat16: compute(static_cast<at::BFloat16*>(nullptr)); break;
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "delta rules of ", qkv.scalar_type(), " are not implemented");
+  }
+  return output;
+}
+
+}  // namespace twostep::recurrent
+
 TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  // query and key [T, groups, key size], value [T, heads, value size], decay [T, heads, 1 or key size] -> as value
   library.def(
       "linear_attention(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? rate, Tensor(a!) states, "
       "Tensor slots, Tensor starts) -> Tensor");
+  // qkv [T, groups * 2 * key size + heads * value size], write and time_step [T, heads], decay_rates and time_bias
+  // [heads] in float32 -> [T, heads * value size]
+  library.def(
+      "gated_delta_rule(Tensor qkv, Tensor write, Tensor time_step, Tensor decay_rates, Tensor time_bias, "
+      "int num_groups, Tensor(a!) states, Tensor slots, Tensor starts) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("linear_attention", &linear_attention); }
+TORCH_LIBRARY_IMPL(twostep, CPU, library) {
+  library.impl("linear_attention", &twostep::recurrent::linear_attention);
+  library.impl("gated_delta_rule", &twostep::recurrent::gated_delta_rule);
+}

@@ -22,8 +22,9 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
-def convolution(seed: int, dtype: torch.dtype = torch.float32) -> Convolution:
-    return Convolution(draw(NUM_TOKENS, CHANNELS, seed=seed, dtype=dtype), draw(CHANNELS, 4), draw(CHANNELS))
+def convolution(seed: int, dtype: torch.dtype = torch.float32, is_gated: bool = False) -> Convolution:
+    x = draw(NUM_TOKENS, CHANNELS, seed=seed, dtype=dtype)
+    return Convolution(x, draw(4, CHANNELS), draw(CHANNELS), is_gated)
 
 
 def linear_attention(seed: int, has_rate: bool = True, num_decays: int = 1) -> LinearAttention:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.mixers.convolution import Convolution
+from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer
 from engine.mixers.state import clear
@@ -76,10 +78,22 @@ def test_a_batch_gives_the_bits_of_each_sequence_alone(make: Callable[[int], Mix
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("has_rate", [True, False])
 @pytest.mark.parametrize("num_decays", [1, 19])
-def test_the_kernel_gives_the_bits_of_plain_torch(has_rate: bool, num_decays: int) -> None:
-    mixer = linear_attention(1, has_rate, num_decays)
+def test_linear_attention_has_the_bits_of_plain_torch(has_rate: bool, num_decays: int) -> None:
+    assert_as_in_torch(linear_attention(1, has_rate, num_decays))
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_convolution_has_the_bits_of_plain_torch(dtype: torch.dtype, is_gated: bool) -> None:
+    mixer = convolution(1, dtype, is_gated)
+    assert_as_in_torch(mixer)
+    assert_as_in_torch(mixer._replace(x=mixer.x.repeat(1, 2)[:, CHANNELS:], bias=None))
+
+
+def assert_as_in_torch(mixer: LinearAttention | Convolution) -> None:
     metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
-    states = draw(4, *mixer.state_shape.sizes)
+    states = draw(4, *mixer.state_shape.sizes).to(mixer.state_shape.dtype)
     expected = states.clone()
     output = mixer.advance_in_torch(expected, metadata)
     assert torch.equal(mixer.advance(states, metadata), output) and torch.equal(states, expected)
@@ -87,17 +101,17 @@ def test_the_kernel_gives_the_bits_of_plain_torch(has_rate: bool, num_decays: in
 
 @pytest.mark.usefixtures("ops")
 def test_the_kernel_refuses_what_it_would_read_out_of_bounds() -> None:
-    mixer, states = linear_attention(1), torch.zeros(4, 6, 19, 21)
+    mixer, states = linear_attention(1), torch.zeros(4, 6, 2, 19, 16)
     for slots, lengths in (([4], [NUM_TOKENS]), ([-1], [NUM_TOKENS]), ([0], [NUM_TOKENS + 1]), ([0], [NUM_TOKENS - 1])):
         with pytest.raises(RuntimeError, match=r"out of range|follow one another"):
             mixer.advance(states, StateMetadata(slots, lengths, [True], CPU))
     with pytest.raises(RuntimeError, match="states are"):
-        mixer.advance(states[..., :20], StateMetadata([0], [NUM_TOKENS], [True], CPU))
+        mixer.advance(states[..., :18, :], StateMetadata([0], [NUM_TOKENS], [True], CPU))
 
 
 def test_a_convolution_is_torchs() -> None:
     mixer = convolution(1)
-    expected = functional.conv1d(mixer.x.t()[None], mixer.weight[:, None], mixer.bias, padding=3, groups=CHANNELS)
+    expected = functional.conv1d(mixer.x.t()[None], mixer.weight.t()[:, None], mixer.bias, padding=3, groups=CHANNELS)
     output, state = run([mixer], [[NUM_TOKENS]])[0]
     torch.testing.assert_close(output, expected[0, :, :NUM_TOKENS].t())
     assert torch.equal(state, mixer.x[-3:])

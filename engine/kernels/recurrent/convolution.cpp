@@ -1,0 +1,121 @@
+// A causal convolution of each channel by itself over a few tokens (engine/mixers/convolution.py).
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+
+#include "base/activations.h"
+#include "base/rows.h"
+#include "base/sizes.h"
+#include "base/thread_pool.h"
+#include "base/vec.h"
+#include "recurrent/operators.h"
+#include "recurrent/sequences.h"
+
+namespace twostep::recurrent {
+namespace {
+
+constexpr int64_t kMaxTaps = 16;
+constexpr int64_t kChannels = 256;       // of a task: its rows, weights and states stay in the first cache
+constexpr int64_t kSerialWork = 1 << 16;  // products below which a second thread does not pay
+
+template <class Element>
+struct Problem {
+  const Element* x;  // rows of channels, `row_stride` apart
+  int64_t row_stride;
+  const float* weight;  // [taps, channels], the oldest token's first
+  const float* bias;    // [channels] or null
+  Element *states, *output;  // [slots, taps - 1, channels], [tokens, channels]
+  int64_t num_channels, num_taps;
+  bool is_gated;  // whether a result r becomes silu(r)
+
+  // Computes channels [first, first + count) of a sequence's tokens [begin, end).
+  void run(Element* state, int64_t begin, int64_t end, int64_t first, int64_t count) const {
+    for (int64_t token = begin; token < end; ++token) {
+      const Element* rows[kMaxTaps];
+      for (int64_t tap = 0; tap < num_taps; ++tap) rows[tap] = row_at(state, begin, token + tap - num_taps + 1) + first;
+      for_each_vector(count, [&](int64_t i, int64_t width) TWOSTEP_INLINE {
+        const float* factor = weight + first + i;
+        Vec total = load_upto(rows[0] + i, width) * load_upto(factor, width);
+        for (int64_t tap = 1; tap < num_taps; ++tap) {
+          total = total + load_upto(rows[tap] + i, width) * load_upto(factor + tap * num_channels, width);
+        }
+        if (bias) total = total + load_upto(bias + first + i, width);
+        Element* to = output + token * num_channels + first + i;
+        store_upto(to, width, is_gated ? Silu::apply(rounded_to(total, to)) : total);
+      });
+    }
+    Element newest[kMaxTaps * kChannels];
+    for (int64_t tap = 0; tap < num_taps - 1; ++tap) {
+      std::memcpy(newest + tap * count, row_at(state, begin, end + tap - num_taps + 1) + first, count * sizeof(Element));
+    }
+    for (int64_t tap = 0; tap < num_taps - 1; ++tap) {
+      std::memcpy(state + tap * num_channels + first, newest + tap * count, count * sizeof(Element));
+    }
+  }
+
+  // Returns a token's row; those before the sequence's first of the step are in its state.
+  const Element* row_at(const Element* state, int64_t begin, int64_t token) const {
+    return token >= begin ? x + token * row_stride : state + (token - begin + num_taps - 1) * num_channels;
+  }
+};
+
+}  // namespace
+
+at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       bool is_gated, const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts) {
+  const int64_t num_tokens = x.size(0), num_channels = x.size(1), num_taps = weight.size(0);
+  TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && weight.size(1) == num_channels && weight.is_contiguous() &&
+                  weight.scalar_type() == at::kFloat && 0 < num_taps && num_taps <= kMaxTaps,
+              "weights are float32 [up to ", kMaxTaps, " taps, channels]");
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == num_channels),
+              "biases are float32 [channels]");
+  TORCH_CHECK(states.dim() == 3 && states.size(1) == num_taps - 1 && states.size(2) == num_channels &&
+                  states.is_contiguous() && states.scalar_type() == x.scalar_type(),
+              "states are [slots, taps - 1, channels], of the rows' dtype");
+  const Sequences sequences(slots, starts, states.size(0), num_tokens);
+  const at::Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
+  const at::Tensor output = at::empty({num_tokens, num_channels}, x.options());
+  const auto compute = [&]<class Element>(Element*) {
+    const Problem<Element> problem{rows.const_data_ptr<Element>(),
+                                   rows.stride(0),
+                                   weight.const_data_ptr<float>(),
+                                   bias ? bias->const_data_ptr<float>() : nullptr,
+                                   states.mutable_data_ptr<Element>(),
+                                   output.mutable_data_ptr<Element>(),
+                                   num_channels,
+                                   num_taps,
+                                   is_gated};
+    const int64_t parts = divide_up(num_channels, kChannels), slot_size = (num_taps - 1) * num_channels;
+    run_tasks(sequences.count * parts, num_tokens * num_channels * num_taps < kSerialWork, [&](int64_t task) {
+      const int64_t sequence = task / parts, first = task % parts * kChannels;
+      problem.run(problem.states + sequences.slots[sequence] * slot_size, sequences.starts[sequence],
+                  sequences.starts[sequence + 1], first, std::min(kChannels, num_channels - first));
+    });
+  };
+  switch (x.scalar_type()) {
+    case at::kFloat: compute(static_cast<float*>(nullptr)); break;
+    case at::kBFloat16: compute(static_cast<at::BFloat16*>(nullptr)); break;
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "convolutions of ", x.scalar_type(), " are not implemented");
+  }
+  return output;
+}
+
+}  // namespace twostep::recurrent
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  // x [T, channels], weight [taps, channels] and bias [channels] in float32 -> [T, channels], with a silu if gated
+  library.def(
+      "causal_convolution(Tensor x, Tensor weight, Tensor? bias, bool is_gated, Tensor(a!) states, Tensor slots, "
+      "Tensor starts) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) {
+  library.impl("causal_convolution", &twostep::recurrent::convolution);
+}

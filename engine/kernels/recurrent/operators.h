@@ -1,0 +1,29 @@
+// The operators of recurrent mixers that layers call; they are registered with torch, too. Each advances the states of
+// the sequences in their slots (recurrent/sequences.h) and returns what the step's tokens read.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace twostep::recurrent {
+
+// x [T, channels], weight [taps, channels] and bias [channels] in float32; with a silu if it is gated.
+at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       bool is_gated, const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts);
+
+// query and key [T, groups, key size], value [T, heads, value size], decay [T, heads, 1 or key size], rate [T, heads],
+// all in float32.
+at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const at::Tensor& decay, const std::optional<at::Tensor>& rate, const at::Tensor& states,
+                            const at::Tensor& slots, const at::Tensor& starts);
+
+// Linear attention of a gated delta net: qkv [T, 2 * groups * key size + heads * value size], write and time_step
+// [T, heads], decay_rates and time_bias [heads] in float32 -> [T, heads * value size].
+at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, const at::Tensor& time_step,
+                            const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups,
+                            const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts);
+
+}  // namespace twostep::recurrent
