@@ -57,7 +57,7 @@ class LinearAttention(NamedTuple):
         query, key = (each.repeat_interleave(num_in_group, 1)[:, :, None] for each in (self.query, self.key))
         num_panels = states.shape[2]
         values = functional.pad(self.value, (0, num_panels * _PANEL - self.value.shape[2]))
-        values = values.unflatten(2, (num_panels, _PANEL))
+        values = values.view(*values.shape[:2], num_panels, _PANEL)
         output = torch.empty_like(values)
         for step in range(max(metadata.lengths)):
             running = [index for index, length in enumerate(metadata.lengths) if step < length]

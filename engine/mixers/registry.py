@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.state import StateShape
 
-__all__ = ["Function", "Mixer", "StateHandler", "replace_functions", "state_handler"]
+__all__ = ["Function", "Mixer", "StateHandler", "advance", "replace_functions", "state_handler"]
 
 
 class Mixer(Protocol):
@@ -53,6 +53,13 @@ def state_handler(handler: StateHandler) -> Iterator[None]:
         yield
     finally:
         _handler.reset(token)
+
+
+def advance(mixer: Mixer) -> Tensor:
+    """Runs the mixer with its states, inside a handler's context."""
+    handler = _handler.get()
+    assert handler is not None, "there is no handler that has the states"
+    return handler.advance(mixer)
 
 
 Function = Callable[..., Any]

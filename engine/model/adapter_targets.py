@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MixtureParts, MlpParts
 from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, interleaved
+from engine.model.fused_recurrent import FusedDeltaNet
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward
 from engine.weights.packed_weight import PackedWeight
@@ -147,5 +148,7 @@ def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], 
         return parent.names, [each * parent.head_size for each in heads], concatenated
     if isinstance(parent, FusedMLP) and name == "gate_up_proj":
         return parent.names, _gate_columns(parent.is_gated, num_out), interleaved
+    if isinstance(parent, FusedDeltaNet) and name == "in_proj":
+        return parent.names, parent.sizes, concatenated
     own = parent.down_name if isinstance(parent, FusedMLP) else name
     return (own,), [num_out], concatenated

@@ -31,6 +31,7 @@ __all__ = [
     "Rotation",
     "concatenated",
     "interleaved",
+    "joined_rows",
 ]
 
 
@@ -180,7 +181,7 @@ class FusedAttention(nn.Module):
         is_one = hasattr(attention, "qkv_proj")
         self.names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")
         """The layers of `attention` that are one here."""
-        self.qkv_proj = attention.qkv_proj if is_one else _concatenated(*(getattr(attention, n) for n in self.names))
+        self.qkv_proj = attention.qkv_proj if is_one else joined_rows(*(getattr(attention, n) for n in self.names))
         self.o_proj, self.rotation = attention.o_proj, rotation
         self.q_norm: FusedRMSNorm | None
         self.k_norm: FusedRMSNorm | None
@@ -329,7 +330,7 @@ def interleaved(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([*chain.from_iterable(blocks)])
 
 
-def _concatenated(*linears: nn.Linear) -> nn.Linear:
+def joined_rows(*linears: nn.Linear) -> nn.Linear:
     """Merges layers into one that has the output columns of all, those of the first one first."""
     return _merged(linears, concatenated)
 

@@ -24,7 +24,9 @@ from engine.model.fused_modules import (
     LayerForm,
     Rotation,
 )
+from engine.model.fused_recurrent import FusedDeltaNet, FusedShortConvolution
 from engine.model.known import code_fingerprint
+from engine.model.known.recurrent import is_delta_net, is_short_convolution
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
 
@@ -40,6 +42,8 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
     fuse_norms(model)
     replace_modules(model, lambda module: _fused_mlp(module, on_cpu))
     replace_modules(model, lambda module: _fused_attention(module, calls, on_cpu))
+    if on_cpu:
+        replace_modules(model, _fused_recurrent)
     replace_modules(model, lambda module: _fused_layer(module, on_cpu))
 
 
@@ -109,6 +113,14 @@ def _fused_mlp(module: nn.Module, on_cpu: bool) -> nn.Module | None:
     if activation == "square_relu" and not code_fingerprint.is_plain_mlp(module):  # there is no such gate
         return None
     return None if activation is None else FusedMLP(module, activation, names[:-1])
+
+
+def _fused_recurrent(module: nn.Module) -> nn.Module | None:
+    if is_delta_net(module) and _are_linear(module, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"):
+        return FusedDeltaNet(module)
+    if is_short_convolution(module) and _are_linear(module, "in_proj", "out_proj"):
+        return FusedShortConvolution(module)
+    return None
 
 
 def _names_of_mlp(module: nn.Module, on_cpu: bool) -> tuple[str, ...] | None:

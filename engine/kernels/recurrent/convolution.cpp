@@ -22,7 +22,7 @@ namespace twostep::recurrent {
 namespace {
 
 constexpr int64_t kMaxTaps = 16;
-constexpr int64_t kChannels = 256;       // of a task: its rows, weights and states stay in the first cache
+constexpr int64_t kChannels = 256;        // of a task: its rows, weights and states stay in the first cache
 constexpr int64_t kSerialWork = 1 << 16;  // products below which a second thread does not pay
 
 template <class Element>
@@ -39,7 +39,9 @@ struct Problem {
   void run(Element* state, int64_t begin, int64_t end, int64_t first, int64_t count) const {
     for (int64_t token = begin; token < end; ++token) {
       const Element* rows[kMaxTaps];
-      for (int64_t tap = 0; tap < num_taps; ++tap) rows[tap] = row_at(state, begin, token + tap - num_taps + 1) + first;
+      for (int64_t tap = 0; tap < num_taps; ++tap) {
+        rows[tap] = row_at(state, begin, token + tap - num_taps + 1) + first;
+      }
       for_each_vector(count, [&](int64_t i, int64_t width) TWOSTEP_INLINE {
         const float* factor = weight + first + i;
         Vec total = load_upto(rows[0] + i, width) * load_upto(factor, width);
@@ -53,7 +55,8 @@ struct Problem {
     }
     Element newest[kMaxTaps * kChannels];
     for (int64_t tap = 0; tap < num_taps - 1; ++tap) {
-      std::memcpy(newest + tap * count, row_at(state, begin, end + tap - num_taps + 1) + first, count * sizeof(Element));
+      const Element* row = row_at(state, begin, end + tap - num_taps + 1);
+      std::memcpy(newest + tap * count, row + first, count * sizeof(Element));
     }
     for (int64_t tap = 0; tap < num_taps - 1; ++tap) {
       std::memcpy(state + tap * num_channels + first, newest + tap * count, count * sizeof(Element));

@@ -2,8 +2,8 @@
 // the outer product of its key and value, and is read by its query. Prompts and single tokens go through the same
 // steps.
 //
-// The columns of a state do not depend on one another. They lie in panels of sixteen, [key size, 16] each, and a panel of
-// one head and sequence is a task: it stays in the first cache for all tokens of the step.
+// The columns of a state do not depend on one another. They lie in panels of sixteen, [key size, 16] each, and a panel
+// of one head and sequence is a task: it stays in the first cache for all tokens of the step.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -15,6 +15,8 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 #include "base/activations.h"
 #include "base/rows.h"
@@ -27,7 +29,7 @@
 namespace twostep::recurrent {
 namespace {
 
-constexpr int kSums = 4;               // partial sums, as in engine/mixers/sums.py
+constexpr int kSums = 4;                  // partial sums, as in engine/mixers/sums.py
 constexpr int64_t kSerialWork = 1 << 15;  // numbers of state below which a second thread does not pay
 
 // Terms are added in turn to four sums, whose tree is the total.
@@ -130,55 +132,63 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
 // x / |x| * factor, but for an epsilon in the length: what an RMSNorm of weights 1 / sqrt(size) makes of it.
 template <class Element>
 void to_unit_length(const Element* x, int64_t size, float factor, float* to) {
-  constexpr float kEps = 1e-6f;
+  constexpr double kEps = 1e-6;
   Vec squares{};
   for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
     const Vec v = load_upto(x + i, count);
     squares = squares + v * v;
   });
-  const Vec scale = broadcast(1.0f / std::sqrt(fold_add(squares) + kEps)), factors = broadcast(factor);
-  for_each_vector(size, [&](int64_t i, int64_t count)
-                            TWOSTEP_INLINE { store_upto(to + i, count, load_upto(x + i, count) * scale * factors); });
+  const Vec length = broadcast(1.0f / std::sqrt(fold_add(squares) / float(size) + float(kEps / double(size))));
+  const Vec weight = broadcast(float(1.0 / std::sqrt(double(size)))), factors = broadcast(factor);
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    store_upto(to + i, count, load_upto(x + i, count) * length * weight * factors);
+  });
 }
 
 // log(1 + e**x)
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// What a gated delta net makes of its projections before its states see them: queries and keys of length 1, the decay
-// of each head, and how much of a value's error is written.
-template <class Element>
-struct DeltaInputs {
-  at::Tensor queries, keys, decays, rates;
-
-  DeltaInputs(const at::Tensor& qkv, const at::Tensor& write, const at::Tensor& time_step,
-              const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups, int64_t key_size) {
-    const int64_t num_tokens = qkv.size(0), num_heads = write.size(1), width = num_groups * key_size;
-    const auto floats = qkv.options().dtype(at::kFloat);
-    queries = at::empty({num_tokens, width}, floats), keys = at::empty({num_tokens, width}, floats);
-    decays = at::empty({num_tokens, num_heads}, floats), rates = at::empty({num_tokens, num_heads}, floats);
-    auto *query = queries.mutable_data_ptr<float>(), *key = keys.mutable_data_ptr<float>();
-    auto *decay = decays.mutable_data_ptr<float>(), *rate = rates.mutable_data_ptr<float>();
-    const auto *rows = qkv.const_data_ptr<Element>(), *writes = write.const_data_ptr<Element>();
-    const auto* steps = time_step.const_data_ptr<Element>();
-    const auto *own_rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
-    const float scale = 1.0f / std::sqrt(float(key_size));
-    run_ranges(num_tokens, divide_up(1 << 13, width), [&](int64_t begin, int64_t end) {
-      for (int64_t token = begin; token < end; ++token) {
-        const Element* row = rows + token * qkv.stride(0);
-        for (int64_t at = 0; at < width; at += key_size) {
-          to_unit_length(row + at, key_size, scale, query + token * width + at);
-          to_unit_length(row + width + at, key_size, 1.0f, key + token * width + at);
-        }
-        for (int64_t head = 0; head < num_heads; ++head) {
-          const Vec written = broadcast(float(writes[token * write.stride(0) + head]));
-          const float step = softplus(float(steps[token * time_step.stride(0) + head]) + bias[head]);
-          rate[token * num_heads + head] = rounded_to(Sigmoid::apply(written), rows).part[0][0];
-          decay[token * num_heads + head] = exp_nonpositive(own_rates[head] * step);
-        }
-      }
-    });
+void check_gates(const at::Tensor& write, const at::Tensor& time_step, const at::Tensor& decay_rates,
+                 const at::Tensor& time_bias) {
+  TORCH_CHECK(write.dim() == 2 && write.sizes() == time_step.sizes() && write.stride(1) == 1 &&
+                  time_step.stride(1) == 1 && write.scalar_type() == time_step.scalar_type(),
+              "every token has two numbers for each head");
+  for (const at::Tensor& each : {decay_rates, time_bias}) {
+    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_contiguous() && each.numel() == write.size(1),
+                "each head has a rate and a bias in float32");
   }
-};
+}
+
+// Calls f with a null pointer of the rows' element type.
+template <class F>
+void with_element_of(const at::Tensor& rows, const F& f) {
+  switch (rows.scalar_type()) {
+    case at::kFloat: return f(static_cast<float*>(nullptr));
+    case at::kBFloat16: return f(static_cast<at::BFloat16*>(nullptr));
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "delta rules of ", rows.scalar_type(), " are not implemented");
+  }
+}
+
+// Queries and keys of rows [T, groups of queries, then of keys, ...], of length 1, and queries scaled.
+template <class Element>
+std::pair<at::Tensor, at::Tensor> unit_heads(const at::Tensor& rows, int64_t num_groups, int64_t key_size) {
+  const int64_t num_tokens = rows.size(0), width = num_groups * key_size;
+  const auto floats = rows.options().dtype(at::kFloat);
+  const at::Tensor queries = at::empty({num_tokens, width}, floats), keys = at::empty({num_tokens, width}, floats);
+  auto *query = queries.mutable_data_ptr<float>(), *key = keys.mutable_data_ptr<float>();
+  const auto* from = rows.const_data_ptr<Element>();
+  const float scale = float(1.0 / std::sqrt(double(key_size)));
+  run_ranges(num_tokens, divide_up(1 << 13, width), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const Element* row = from + token * rows.stride(0);
+      for (int64_t at = 0; at < width; at += key_size) {
+        to_unit_length(row + at, key_size, scale, query + token * width + at);
+        to_unit_length(row + width + at, key_size, 1.0f, key + token * width + at);
+      }
+    }
+  });
+  return {queries, keys};
+}
 
 }  // namespace
 
@@ -199,6 +209,30 @@ at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, cons
   return output;
 }
 
+std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at::Tensor& time_step,
+                                               const at::Tensor& decay_rates, const at::Tensor& time_bias) {
+  check_gates(write, time_step, decay_rates, time_bias);
+  const int64_t num_tokens = write.size(0), num_heads = write.size(1);
+  const auto floats = write.options().dtype(at::kFloat);
+  const at::Tensor decays = at::empty({num_tokens, num_heads}, floats), rates = at::empty_like(decays);
+  auto *decay = decays.mutable_data_ptr<float>(), *rate = rates.mutable_data_ptr<float>();
+  const auto *own_rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
+  with_element_of(write, [&]<class Element>(Element* element) {
+    const auto *writes = write.const_data_ptr<Element>(), *steps = time_step.const_data_ptr<Element>();
+    run_ranges(num_tokens, divide_up(1 << 10, num_heads), [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        for (int64_t head = 0; head < num_heads; ++head) {
+          const Vec written = Sigmoid::apply(broadcast(float(writes[token * write.stride(0) + head])));
+          const float step = softplus(float(steps[token * time_step.stride(0) + head]) + bias[head]);
+          rate[token * num_heads + head] = rounded_to(written, element).part[0][0];
+          decay[token * num_heads + head] = exp_nonpositive(own_rates[head] * step);
+        }
+      }
+    });
+  });
+  return {decays, rates};
+}
+
 at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, const at::Tensor& time_step,
                             const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups,
                             const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts) {
@@ -207,25 +241,20 @@ at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, cons
   const int64_t before_values = 2 * num_groups * key_size, value_size = (qkv.size(1) - before_values) / num_heads;
   TORCH_CHECK(before_values + num_heads * value_size == qkv.size(1) && num_groups > 0 && num_heads % num_groups == 0,
               "rows have the heads of queries, keys and values side by side");
+  TORCH_CHECK(write.size(0) == num_tokens && write.size(1) == num_heads && write.scalar_type() == qkv.scalar_type(),
+              "every token has two numbers for each head, of the rows' dtype");
   check_states(states, num_heads, key_size, value_size);
-  for (const at::Tensor& each : {write, time_step}) {
-    TORCH_CHECK(each.dim() == 2 && each.size(0) == num_tokens && each.size(1) == num_heads && each.stride(1) == 1 &&
-                    each.scalar_type() == qkv.scalar_type(),
-                "every token has a number for each head");
-  }
-  for (const at::Tensor& each : {decay_rates, time_bias}) {
-    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_contiguous() && each.numel() == num_heads,
-                "each head has a rate and a bias in float32");
-  }
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const at::Tensor rows = qkv.stride(1) == 1 ? qkv : qkv.contiguous();
   const at::Tensor output = at::empty({num_tokens, num_heads * value_size}, qkv.options());
-  const auto compute = [&]<class Element>(Element*) {
-    const DeltaInputs<Element> inputs(rows, write, time_step, decay_rates, time_bias, num_groups, key_size);
-    const Problem<Element> problem{inputs.queries.template const_data_ptr<float>(),
-                                   inputs.keys.template const_data_ptr<float>(),
-                                   inputs.decays.template const_data_ptr<float>(),
-                                   inputs.rates.template const_data_ptr<float>(),
+  at::Tensor decays, rates;
+  std::tie(decays, rates) = delta_gates(write, time_step, decay_rates, time_bias);
+  with_element_of(rows, [&]<class Element>(Element*) {
+    const auto [queries, keys] = unit_heads<Element>(rows, num_groups, key_size);
+    const Problem<Element> problem{queries.template const_data_ptr<float>(),
+                                   keys.template const_data_ptr<float>(),
+                                   decays.template const_data_ptr<float>(),
+                                   rates.template const_data_ptr<float>(),
                                    rows.const_data_ptr<Element>() + before_values,
                                    rows.stride(0),
                                    states.mutable_data_ptr<float>(),
@@ -236,12 +265,7 @@ at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, cons
                                    value_size,
                                    1};
     problem.run_all(sequences);
-  };
-  switch (qkv.scalar_type()) {
-    case at::kFloat: compute(static_cast<float*>(nullptr)); break;
-    case at::kBFloat16: compute(static_cast<at::BFloat16*>(nullptr)); break;
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "delta rules of ", qkv.scalar_type(), " are not implemented");
-  }
+  });
   return output;
 }
 
@@ -252,6 +276,9 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.def(
       "linear_attention(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? rate, Tensor(a!) states, "
       "Tensor slots, Tensor starts) -> Tensor");
+  // write and time_step [T, heads], decay_rates and time_bias [heads] in float32 -> decay and rate [T, heads], too
+  library.def(
+      "delta_gates(Tensor write, Tensor time_step, Tensor decay_rates, Tensor time_bias) -> (Tensor, Tensor)");
   // qkv [T, groups * 2 * key size + heads * value size], write and time_step [T, heads], decay_rates and time_bias
   // [heads] in float32 -> [T, heads * value size]
   library.def(
@@ -261,5 +288,6 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
 
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("linear_attention", &twostep::recurrent::linear_attention);
+  library.impl("delta_gates", &twostep::recurrent::delta_gates);
   library.impl("gated_delta_rule", &twostep::recurrent::gated_delta_rule);
 }

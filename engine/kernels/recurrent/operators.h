@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
+#include <tuple>
 
 namespace twostep::recurrent {
 
@@ -25,5 +27,12 @@ at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, cons
 at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, const at::Tensor& time_step,
                             const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups,
                             const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts);
+
+// What a gated delta net makes of its projections: the decay of each head, and how much of a value's error is written.
+std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at::Tensor& time_step,
+                                               const at::Tensor& decay_rates, const at::Tensor& time_bias);
+
+// x and gates [T, N] -> x * activation(gates), in x's place; sigmoid, silu or none.
+void multiply_by_gates(const at::Tensor& x, const at::Tensor& gates, std::string_view activation);
 
 }  // namespace twostep::recurrent

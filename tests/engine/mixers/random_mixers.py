@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.mixers.convolution import Convolution
+from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.registry import Mixer
 from engine.mixers.selective_scan import SelectiveScan
@@ -38,6 +39,18 @@ def linear_attention(seed: int, has_rate: bool = True, num_decays: int = 1) -> L
     )
 
 
+def gated_delta_rule(seed: int, dtype: torch.dtype = torch.float32) -> GatedDeltaRule:
+    numbers = draw(6).abs().neg(), draw(6, seed=3)
+    return GatedDeltaRule(
+        draw(NUM_TOKENS, 2 * 2 * 19 + 6 * 21, seed=seed).to(dtype),
+        draw(NUM_TOKENS, 6, seed=seed, dtype=dtype),
+        draw(NUM_TOKENS, 6, seed=seed + 7, dtype=dtype),
+        *numbers,
+        num_groups=2,
+        key_size=19,
+    )
+
+
 def selective_scan(seed: int) -> SelectiveScan:
     x, time_step = draw(NUM_TOKENS, CHANNELS, seed=seed), draw(NUM_TOKENS, CHANNELS, seed=seed + 9).abs()
     write, read = draw(NUM_TOKENS, 16, seed=seed), draw(NUM_TOKENS, 16, seed=seed + 5)
@@ -48,11 +61,13 @@ MIXERS: dict[str, Callable[[int], Mixer]] = {
     "convolution": convolution,
     "convolution in bfloat16": lambda seed: convolution(seed, torch.bfloat16),
     "gated delta rule": linear_attention,
+    "gated delta rule from projections": gated_delta_rule,
+    "gated delta rule from projections in bfloat16": lambda seed: gated_delta_rule(seed, torch.bfloat16),
     "Kimi delta attention": lambda seed: linear_attention(seed, num_decays=19),
     "Mamba-2": lambda seed: linear_attention(seed, has_rate=False),
     "Mamba": selective_scan,
 }
-PER_TOKEN = {"x", "query", "key", "value", "decay", "rate", "time_step", "write", "read"}
+PER_TOKEN = {"x", "qkv", "query", "key", "value", "decay", "rate", "time_step", "write", "read"}
 
 
 def joined(mixers: list[Any], ranges: list[range]) -> Any:

@@ -23,6 +23,7 @@ def cut(mixer: Mixer, start: int, length: int) -> Any:
     return joined([mixer], [range(start, start + length)])
 
 
+@pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("make", MIXERS.values(), ids=MIXERS)
 @given(steps=st.lists(STEPS, min_size=1, max_size=3))
 @settings(max_examples=15, deadline=None)

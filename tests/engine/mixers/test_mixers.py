@@ -59,6 +59,7 @@ def assert_equal(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> 
     assert all(map(torch.equal, ours, theirs))
 
 
+@pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("make", MIXERS.values(), ids=MIXERS)
 def test_chunks_and_single_tokens_give_the_bits_of_the_whole(make: Callable[[int], Mixer]) -> None:
     whole = run([make(1)], [[NUM_TOKENS]])[0]
@@ -66,6 +67,7 @@ def test_chunks_and_single_tokens_give_the_bits_of_the_whole(make: Callable[[int
         assert_equal(run([make(1)], [[size] for size in sizes])[0], whole)
 
 
+@pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("make", MIXERS.values(), ids=MIXERS)
 def test_a_batch_gives_the_bits_of_each_sequence_alone(make: Callable[[int], Mixer]) -> None:
     mixers = [make(seed) for seed in range(3)]

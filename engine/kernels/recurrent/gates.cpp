@@ -1,0 +1,75 @@
+// What lies between the products of recurrent layers and of gated attention: rows that are multiplied by gates.
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#include "base/activations.h"
+#include "base/rows.h"
+#include "base/sizes.h"
+#include "base/thread_pool.h"
+#include "base/vec.h"
+#include "recurrent/operators.h"
+
+namespace twostep::recurrent {
+namespace {
+
+constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
+
+struct Identity {
+  static Vec apply(Vec x) { return x; }
+};
+
+// Multiplies rows of x by Op(gates), which a sigmoid's are rounded before, as in transformers' attention, and a silu's
+// are not, as in its gated norms.
+template <class Op, class Element>
+void multiply_rows(const at::Tensor& x, const at::Tensor& gates) {
+  const int64_t size = x.size(1), stride = gates.stride(0);
+  auto* to = x.mutable_data_ptr<Element>();
+  const auto* from = gates.const_data_ptr<Element>();
+  run_ranges(x.size(0), divide_up(kGrain, std::max<int64_t>(1, size)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      Element* own = to + row * size;
+      for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+        Vec factor = Op::apply(load_upto(from + row * stride + i, count));
+        if constexpr (std::is_same_v<Op, Sigmoid>) factor = rounded_to(factor, own);
+        store_upto(own + i, count, load_upto(own + i, count) * factor);
+      });
+    }
+  });
+}
+
+}  // namespace
+
+void multiply_by_gates(const at::Tensor& x, const at::Tensor& gates, std::string_view activation) {
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.sizes() == gates.sizes() && gates.stride(1) == 1 &&
+                  x.scalar_type() == gates.scalar_type(),
+              "x and its gates are rows of one size and dtype");
+  const auto multiply = [&]<class Element>(Element*) {
+    if (activation == "sigmoid") return multiply_rows<Sigmoid, Element>(x, gates);
+    if (activation == "silu") return multiply_rows<Silu, Element>(x, gates);
+    TORCH_CHECK(activation == "none", "gates of ", activation, " are not known");
+    multiply_rows<Identity, Element>(x, gates);
+  };
+  switch (x.scalar_type()) {
+    case at::kFloat: return multiply(static_cast<float*>(nullptr));
+    case at::kBFloat16: return multiply(static_cast<at::BFloat16*>(nullptr));
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "gates of ", x.scalar_type(), " are not implemented");
+  }
+}
+
+}  // namespace twostep::recurrent
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  // x and gates [T, N] -> x * activation(gates), in x's place; sigmoid, silu or none
+  library.def("multiply_by_gates(Tensor(a!) x, Tensor gates, str activation) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) {
+  library.impl("multiply_by_gates", &twostep::recurrent::multiply_by_gates);
+}
