@@ -1,4 +1,4 @@
-"""Batch-invariant silu, sigmoid and gelu for CPUs without the C++ kernels, and softplus for all.
+"""Batch-invariant silu, sigmoid, gelu and softplus for CPUs without the C++ kernels.
 
 Torch's own activations compute the last elements of a thread's share in another way than the rest, so their results
 differ in the last bit with the number of rows. Torch's arithmetic does not, nor do exp, erfc and tanh once they are
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["replace_activations", "replace_softplus"]
+__all__ = ["replace_activations"]
 
 
 @functools.cache
@@ -29,15 +29,6 @@ def replace_activations() -> object:
         library.impl("silu_", lambda x: x.copy_(_silu(x)), "CPU")
         library.impl("gelu", _gelu, "CPU")
         library.impl("gelu_", lambda x, approximate="none": x.copy_(_gelu(x, approximate)), "CPU")
-    return library
-
-
-@functools.cache
-def replace_softplus() -> object:
-    """Replaces torch's softplus on CPU tensors, process-wide and for good; returns the library that keeps it so."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
         library.impl("softplus", _softplus, "CPU")
     return library
 

@@ -1,10 +1,11 @@
 """The selective scan of Mamba (Gu and Dao, 2023): each channel has a few numbers of state, each with its own decay."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from engine.kernels import load_kernels
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.state import StateShape
 from engine.mixers.sums import fixed_sum
@@ -32,6 +33,13 @@ class SelectiveScan(NamedTuple):
 
     def advance(self, states: Tensor, metadata: StateMetadata) -> Tensor:
         """Returns what each token reads of the state after its own write, [num_tokens, channels]."""
+        if states.device.type == "cpu" and load_kernels() is not None:
+            places = metadata.slots, metadata.first_tokens
+            return cast(Tensor, torch.ops.twostep.selective_scan(*self, states, *places))
+        return self.advance_in_torch(states, metadata)
+
+    def advance_in_torch(self, states: Tensor, metadata: StateMetadata) -> Tensor:
+        """Computes what `advance` does, but for how decays are rounded, many times slower."""
         output = torch.empty_like(self.x)
         for step in range(max(metadata.lengths)):
             running = [index for index, length in enumerate(metadata.lengths) if step < length]

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.stored_tensor import StoredTensor
-from engine.host.deterministic_activations import replace_activations, replace_softplus
+from engine.host.deterministic_activations import replace_activations
 from engine.kernels import are_kernels_enabled
 from engine.model.fusion import fuse_between_layers, fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
@@ -45,7 +45,6 @@ def replace_parts(
     """Replaces what is computed in another way than by transformers, apart from matmuls: activations on the CPU, and
     fused parts where there are kernels for them: those in C++ that were loaded, or those in Triton for CUDA."""
     if device.type == "cpu":
-        replace_softplus()
         if not has_kernels:
             replace_activations()
             return

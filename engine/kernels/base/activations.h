@@ -48,6 +48,20 @@ struct GeluErf {
   static double apply(double x) { return 0.5 * x * (1.0 + std::erf(x * 0.7071067811865476)); }
 };
 
+// log(1 + e**x) as max(x, 0) + log(1 + e), with e = e**-|x|, to 2 units in the last place: that logarithm is
+// 2 atanh(e / (2 + e)), of whose series nine terms are left, as e / (2 + e) is a third at most.
+struct Softplus {
+  static Vec apply(Vec x) {
+    const Vec minus_magnitude = each_part([&](int i) { return (PartF)((PartU)x.part[i] | 0x80000000u); });
+    const Vec e = exp_nonpositive(minus_magnitude), s = e / (broadcast(2.0f) + e), z = s * s;
+    Vec p = broadcast(1.0f / 17.0f);
+    unroll<8>([&](auto i) TWOSTEP_INLINE { p = fma(p, z, broadcast(1.0f / float(15 - 2 * i))); });
+    const Vec logarithm = broadcast(2.0f) * s * p;
+    return where_less(x, Vec{}, logarithm, x + logarithm);
+  }
+  static double apply(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
+};
+
 // The activations that gate an MLP.
 enum class Activation { kNone, kSilu, kGeluTanh };
 

@@ -1,12 +1,11 @@
-// Batch-invariant silu, sigmoid and gelu: the result for an element depends on that element alone.
+// Batch-invariant silu, sigmoid, gelu and softplus: the result for an element depends on that element alone.
 //
 // torch's own take a vectorised path through the middle of a thread's share and a scalar path at its end, and the two
 // differ in the last bit: an activation then depends on how many rows are computed at once. Here every element goes
 // through the same instructions. `replace_activations` replaces torch's for CPU tensors, process-wide, so that model
 // code need not be changed wherever it calls them.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -79,6 +78,14 @@ at::Tensor& gelu_in_place(at::Tensor& input, std::string_view approximate) {
   return approximate == "tanh" ? map_in_place<GeluTanh>(input) : map_in_place<GeluErf>(input);
 }
 
+at::Tensor softplus(const at::Tensor& input, const at::Scalar& beta, const at::Scalar& threshold) {
+  const bool is_scaled = beta.toDouble() != 1.0;
+  const at::Tensor scaled = is_scaled ? input * beta : input;
+  const at::Tensor result = is_scaled ? map<Softplus>(scaled) / beta : map<Softplus>(scaled);
+  // Above 20, x is the result in any case.
+  return threshold.toDouble() < 20.0 ? at::where(scaled > threshold, input, result) : result;
+}
+
 // torch warns whenever one of its own kernels is replaced, which is intended here.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}
@@ -95,6 +102,7 @@ void replace_activations() {
     library.impl("sigmoid_", &map_in_place<Sigmoid>);
     library.impl("gelu", &gelu);
     library.impl("gelu_", &gelu_in_place);
+    library.impl("softplus", &softplus);
     return true;
   }();
   static_cast<void>(done);

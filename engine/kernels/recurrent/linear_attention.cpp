@@ -145,9 +145,6 @@ void to_unit_length(const Element* x, int64_t size, float factor, float* to) {
   });
 }
 
-// log(1 + e**x)
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 void check_gates(const at::Tensor& write, const at::Tensor& time_step, const at::Tensor& decay_rates,
                  const at::Tensor& time_bias) {
   TORCH_CHECK(write.dim() == 2 && write.sizes() == time_step.sizes() && write.stride(1) == 1 &&
@@ -221,12 +218,13 @@ std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at
     const auto *writes = write.const_data_ptr<Element>(), *steps = time_step.const_data_ptr<Element>();
     run_ranges(num_tokens, divide_up(1 << 10, num_heads), [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
-        for (int64_t head = 0; head < num_heads; ++head) {
-          const Vec written = Sigmoid::apply(broadcast(float(writes[token * write.stride(0) + head])));
-          const float step = softplus(float(steps[token * time_step.stride(0) + head]) + bias[head]);
-          rate[token * num_heads + head] = rounded_to(written, element).part[0][0];
-          decay[token * num_heads + head] = exp_nonpositive(own_rates[head] * step);
-        }
+        const Element *own_writes = writes + token * write.stride(0), *own_steps = steps + token * time_step.stride(0);
+        for_each_vector(num_heads, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+          const Vec written = Sigmoid::apply(load_upto(own_writes + i, count));
+          const Vec step = Softplus::apply(load_upto(own_steps + i, count) + load_upto(bias + i, count));
+          store_upto(rate + token * num_heads + i, count, rounded_to(written, element));
+          store_upto(decay + token * num_heads + i, count, exp_nonpositive(load_upto(own_rates + i, count) * step));
+        });
       }
     });
   });

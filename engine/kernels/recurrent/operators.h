@@ -28,6 +28,12 @@ at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, cons
                             const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups,
                             const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts);
 
+// A selective scan: x and time_step [T, channels], rates [channels, state size], write and read [T, state size], all in
+// float32 -> [T, channels].
+at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& time_step, const at::Tensor& rates,
+                          const at::Tensor& write, const at::Tensor& read, const at::Tensor& states,
+                          const at::Tensor& slots, const at::Tensor& starts);
+
 // What a gated delta net makes of its projections: the decay of each head, and how much of a value's error is written.
 std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at::Tensor& time_step,
                                                const at::Tensor& decay_rates, const at::Tensor& time_bias);

@@ -14,6 +14,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": functional.silu,
     "sigmoid": torch.sigmoid,
     "gelu": functional.gelu,
+    "softplus": functional.softplus,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
 DTYPES = (torch.float32, torch.bfloat16)
@@ -29,6 +30,8 @@ def replaced() -> None:
 def exact(name: str, x: Tensor) -> Tensor:
     """Computes the activation by its definition, in float64."""
     x = x.double()
+    if name == "softplus":
+        return torch.logaddexp(x, torch.zeros_like(x))
     if name == "gelu":
         return x * 0.5 * (1 + torch.erf(x / 2**0.5))
     u = 1.5957691216057308 * (x + 0.044715 * x**3) if name == "gelu_tanh" else x
@@ -95,3 +98,12 @@ def test_any_nan_stays_nan(bits: int) -> None:
 def test_an_unknown_element_type_is_refused_by_name() -> None:
     with pytest.raises(NotImplementedError, match="Half"):
         functional.silu(torch.ones(3, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+@pytest.mark.parametrize("threshold", [3.0, 20.0, 30.0])
+def test_softplus_has_torchs_settings(beta: float, threshold: float) -> None:
+    x = torch.linspace(-60, 60, 999)
+    scaled = x.double() * beta
+    expected = torch.where(scaled > threshold, x.double(), exact("softplus", scaled) / beta)
+    torch.testing.assert_close(functional.softplus(x, beta, threshold).double(), expected, rtol=4e-7, atol=0)

@@ -51,10 +51,10 @@ def gated_delta_rule(seed: int, dtype: torch.dtype = torch.float32) -> GatedDelt
     )
 
 
-def selective_scan(seed: int) -> SelectiveScan:
+def selective_scan(seed: int, state_size: int = 16) -> SelectiveScan:
     x, time_step = draw(NUM_TOKENS, CHANNELS, seed=seed), draw(NUM_TOKENS, CHANNELS, seed=seed + 9).abs()
-    write, read = draw(NUM_TOKENS, 16, seed=seed), draw(NUM_TOKENS, 16, seed=seed + 5)
-    return SelectiveScan(x, time_step, -draw(CHANNELS, 16).abs(), write, read)
+    write, read = draw(NUM_TOKENS, state_size, seed=seed), draw(NUM_TOKENS, state_size, seed=seed + 5)
+    return SelectiveScan(x, time_step, -draw(CHANNELS, state_size).abs(), write, read)
 
 
 MIXERS: dict[str, Callable[[int], Mixer]] = {

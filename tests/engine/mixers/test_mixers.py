@@ -13,6 +13,7 @@ from engine.mixers.convolution import Convolution
 from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer
+from engine.mixers.selective_scan import SelectiveScan
 from engine.mixers.state import clear
 from engine.mixers.sums import fixed_sum
 from tests.engine.mixers.random_mixers import (
@@ -24,6 +25,7 @@ from tests.engine.mixers.random_mixers import (
     draw,
     joined,
     linear_attention,
+    selective_scan,
 )
 
 
@@ -93,7 +95,25 @@ def test_a_convolution_has_the_bits_of_plain_torch(dtype: torch.dtype, is_gated:
     assert_as_in_torch(mixer._replace(x=mixer.x.repeat(1, 2)[:, CHANNELS:], bias=None))
 
 
-def assert_as_in_torch(mixer: LinearAttention | Convolution) -> None:
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("state_size", [4, 16, 21])
+def test_a_selective_scan_is_that_of_plain_torch(state_size: int) -> None:
+    mixer = selective_scan(1, state_size)
+    metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
+    states = draw(4, *mixer.state_shape.sizes)
+    expected = states.clone()
+    torch.testing.assert_close(mixer.advance(states, metadata), mixer.advance_in_torch(expected, metadata))
+    torch.testing.assert_close(states, expected)
+
+
+@pytest.mark.usefixtures("ops")
+def test_a_selective_scan_that_does_not_decay_has_the_bits_of_plain_torch() -> None:
+    mixer = selective_scan(1)
+    mixer = mixer._replace(rates=torch.zeros_like(mixer.rates))
+    assert_as_in_torch(mixer)
+
+
+def assert_as_in_torch(mixer: LinearAttention | Convolution | SelectiveScan) -> None:
     metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
     states = draw(4, *mixer.state_shape.sizes).to(mixer.state_shape.dtype)
     expected = states.clone()

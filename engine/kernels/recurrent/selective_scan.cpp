@@ -1,0 +1,110 @@
+// The selective scan of Mamba (engine/mixers/selective_scan.py): each channel has a few numbers of state, which decay
+// at each token, get its input and are read.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/sizes.h"
+#include "base/thread_pool.h"
+#include "base/vec.h"
+#include "recurrent/operators.h"
+#include "recurrent/sequences.h"
+
+namespace twostep::recurrent {
+namespace {
+
+constexpr int64_t kChannels = 64;         // of a task: their states stay in the first cache
+constexpr int64_t kSerialWork = 1 << 13;  // numbers of state below which a second thread does not pay
+
+// Adds the quads of v, one after the other.
+TWOSTEP_INLINE inline Quad plus_quads(Quad sum, Vec v) {
+  alignas(64) float x[kLanes];
+  store(x, v);
+  unroll<kLanes / 4>([&](auto i) TWOSTEP_INLINE {
+    Quad quad;
+    std::memcpy(&quad, x + 4 * i, sizeof(quad));
+    sum = sum + quad;
+  });
+  return sum;
+}
+
+struct Problem {
+  const float *x, *time_step, *rates, *write, *read;
+  float *states, *output;
+  int64_t num_channels, state_size;
+
+  // Computes channels [first, end) of a sequence's tokens [begin, end of sequence).
+  void run(int64_t slot, int64_t begin, int64_t end, int64_t first, int64_t last) const {
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t channel = first; channel < last; ++channel) {
+        const int64_t at = token * num_channels + channel;
+        float* state = states + (slot * num_channels + channel) * state_size;
+        output[at] = step(state, rates + channel * state_size, time_step[at], x[at], token * state_size);
+      }
+    }
+  }
+
+  // Advances a channel by a token; returns what is read. The sum has the order of engine/mixers/sums.py.
+  TWOSTEP_INLINE float step(float* state, const float* own_rates, float time, float input, int64_t row) const {
+    const Vec times = broadcast(time), inputs = broadcast(input);
+    Quad sum{};
+    for_each_vector(state_size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+      const Vec decay = exp_nonpositive(times * load_upto(own_rates + i, count));
+      const Vec written = times * load_upto(write + row + i, count) * inputs;
+      const Vec after = load_upto(state + i, count) * decay + written;
+      store_upto(state + i, count, after);
+      sum = plus_quads(sum, after * load_upto(read + row + i, count));
+    });
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+  }
+};
+
+}  // namespace
+
+at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& time_step, const at::Tensor& rates,
+                          const at::Tensor& write, const at::Tensor& read, const at::Tensor& states,
+                          const at::Tensor& slots, const at::Tensor& starts) {
+  TORCH_CHECK(x.dim() == 2 && x.sizes() == time_step.sizes() && rates.dim() == 2 && rates.size(0) == x.size(1),
+              "inputs and times are [tokens, channels], rates [channels, state size]");
+  const int64_t num_tokens = x.size(0), num_channels = x.size(1), state_size = rates.size(1);
+  for (const at::Tensor& each : {write, read}) {
+    TORCH_CHECK(each.dim() == 2 && each.size(0) == num_tokens && each.size(1) == state_size,
+                "what is written and what reads are [tokens, state size]");
+  }
+  TORCH_CHECK(states.dim() == 3 && states.size(1) == num_channels && states.size(2) == state_size &&
+                  states.is_contiguous(),
+              "states are [slots, channels, state size]");
+  for (const at::Tensor& each : {x, time_step, rates, write, read, states})
+    TORCH_CHECK(each.scalar_type() == at::kFloat, "a selective scan is computed in float32");
+  const Sequences sequences(slots, starts, states.size(0), num_tokens);
+  const at::Tensor inputs = x.contiguous(), times = time_step.contiguous(), own_rates = rates.contiguous();
+  const at::Tensor writes = write.contiguous(), reads = read.contiguous(), output = at::empty_like(inputs);
+  const Problem problem{inputs.const_data_ptr<float>(), times.const_data_ptr<float>(),
+                        own_rates.const_data_ptr<float>(), writes.const_data_ptr<float>(),
+                        reads.const_data_ptr<float>(), states.mutable_data_ptr<float>(),
+                        output.mutable_data_ptr<float>(), num_channels, state_size};
+  const int64_t parts = divide_up(num_channels, kChannels);
+  run_tasks(sequences.count * parts, num_tokens * num_channels * state_size < kSerialWork, [&](int64_t task) {
+    const int64_t sequence = task / parts, first = task % parts * kChannels;
+    problem.run(sequences.slots[sequence], sequences.starts[sequence], sequences.starts[sequence + 1], first,
+                std::min(first + kChannels, num_channels));
+  });
+  return output;
+}
+
+}  // namespace twostep::recurrent
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  // x and time_step [T, channels], rates [channels, state size], write and read [T, state size] -> [T, channels]
+  library.def(
+      "selective_scan(Tensor x, Tensor time_step, Tensor rates, Tensor write, Tensor read, Tensor(a!) states, "
+      "Tensor slots, Tensor starts) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("selective_scan", &twostep::recurrent::selective_scan); }
