@@ -145,7 +145,8 @@ def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], 
     """Returns the names and output features of the layers of which a fused module made this one."""
     if isinstance(parent, FusedAttention) and name == "qkv_proj":
         heads = (parent.num_heads, parent.num_kv_heads, parent.num_kv_heads)
-        return parent.names, [each * parent.head_size for each in heads], concatenated
+        sizes = [each * parent.head_size for each in heads]
+        return parent.names, [sizes[0] * (1 + parent.is_gated), *sizes[1:]], parent.joined
     if isinstance(parent, FusedMLP) and name == "gate_up_proj":
         return parent.names, _gate_columns(parent.is_gated, num_out), interleaved
     if isinstance(parent, FusedDeltaNet) and name == "in_proj":

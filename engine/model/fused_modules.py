@@ -164,7 +164,8 @@ class Rotation(NamedTuple):
 
 
 class FusedAttention(nn.Module):
-    """Attention whose queries, keys and values come from one matmul, are normed if the model does, and then rotated."""
+    """Attention whose queries, keys and values come from one matmul, are normed if the model does, and then rotated.
+    That matmul may have gates, too, whose sigmoids multiply what is attended to."""
 
     def __init__(
         self,
@@ -172,16 +173,21 @@ class FusedAttention(nn.Module):
         call: AttentionCall,
         norms: tuple[FusedRMSNorm, FusedRMSNorm] | None,
         rotation: Rotation,
+        is_gated: bool = False,
     ) -> None:
         """`call` is any call that `attention` made: its shapes and constants are those of all its calls.
 
-        `norms` are those of queries and of keys, with one eps, each of a head or of all heads together.
+        `norms` are those of queries and of keys, with one eps, each of a head or of all heads together. If it is gated,
+        a head of its query projection is followed by the head's gates.
         """
         super().__init__()
+        _, self.num_heads, self.head_size = call.query.shape
+        self.num_kv_heads, self.is_gated = call.key.shape[1], is_gated
         is_one = hasattr(attention, "qkv_proj")
         self.names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")
         """The layers of `attention` that are one here."""
-        self.qkv_proj = attention.qkv_proj if is_one else joined_rows(*(getattr(attention, n) for n in self.names))
+        linears = [getattr(attention, name) for name in self.names]
+        self.qkv_proj = linears[0] if is_one else _merged(linears, self.joined)
         self.o_proj, self.rotation = attention.o_proj, rotation
         self.q_norm: FusedRMSNorm | None
         self.k_norm: FusedRMSNorm | None
@@ -191,10 +197,15 @@ class FusedAttention(nn.Module):
         self.call = call._replace(params=params)
         scaling = rotation.scaling
         self._query_scales = None if scaling is None else scaling.numbers(call.query.dtype)
-        _, self.num_heads, self.head_size = call.query.shape
-        self.num_kv_heads = call.key.shape[1]
         self.leaves_sum = False
         """Whether what is next takes the last product in segments."""
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the rows of the projections of `names` as the merged one has them, gates last."""
+        if not self.is_gated:
+            return concatenated(tensors)
+        heads = torch.split(tensors[0], self.head_size)
+        return torch.cat([*heads[::2], *tensors[1:], *heads[1::2]])
 
     def forward(
         self,
@@ -203,12 +214,15 @@ class FusedAttention(nn.Module):
         position_ids: Tensor | None = None,  # [1, T]
         **_: Any,
     ) -> tuple[Tensor | SegmentSums, None]:
-        qkv = self.qkv_proj(hidden_states[0])
-        self._rotate(qkv, *self.rotation.tables_of(position_embeddings), self.query_scales_of(position_ids))
+        rows = self.qkv_proj(hidden_states[0])
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        qkv = rows[:, : sum(sizes) * self.head_size]
+        self._rotate(qkv, *self.rotation.tables_of(position_embeddings), self.query_scales_of(position_ids))
         query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
-        attended = attend(self.call.with_tensors(query, key, value))  # [T, num_heads, head_size]
-        out = _product(self.o_proj, attended.flatten(1), self.leaves_sum)
+        attended = attend(self.call.with_tensors(query, key, value)).flatten(1)  # [T, num_heads * head_size]
+        if self.is_gated:
+            torch.ops.twostep.multiply_by_gates(attended, rows[:, qkv.shape[1] :], "sigmoid")
+        out = _product(self.o_proj, attended, self.leaves_sum)
         return out if isinstance(out, SegmentSums) else out[None], None
 
     def query_scales_of(self, position_ids: Tensor | None) -> Tensor | None:  # [1, T] -> [T], float32
@@ -250,6 +264,8 @@ class LayerForm(NamedTuple):
     """What attention and MLP are multiplied by before they are added."""
     is_parallel: bool = False
     """Whether the MLP reads what attention reads."""
+    mixer: str = "self_attn"
+    """Name of its attention, or of what mixes tokens in its place."""
 
 
 class FusedDecoderLayer(nn.Module):
@@ -261,8 +277,13 @@ class FusedDecoderLayer(nn.Module):
         for name in form.names:
             if name is not None:
                 setattr(self, name, getattr(layer, name))
-        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        setattr(self, form.mixer, getattr(layer, form.mixer))
+        self.mlp = layer.mlp
         self.next_norm: FusedRMSNorm | None = None
+
+    @property
+    def mixer(self) -> nn.Module:
+        return cast(nn.Module, getattr(self, self.form.mixer))
 
     @property
     def norms(self) -> LayerNorms:
@@ -273,17 +294,16 @@ class FusedDecoderLayer(nn.Module):
         """Has the layer do the work of the norm that is next to read what it returns along with its last sum, and add
         the segments of products along with the sums behind them, unless a norm reads the products."""
         self.next_norm = norm
-        for part in (self.self_attn, self.mlp):
+        for part in (self.mixer, self.mlp):
             if isinstance(part, FusedAttention | FusedMLP) and self.form.names.added is None:
                 part.leaves_sum = True
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
         norms = self.norms
         read = hidden_states if norms.attention is None else norms.attention(hidden_states)
-        attended, _ = self.self_attn(hidden_states=read, **kwargs)
-        residual, normed = self._add_and_norm(hidden_states, self._finished(attended, norms.attended))
-        out = self.mlp(read if self.form.is_parallel else normed)
-        out = out[0] if type(out) is tuple else out  # gpt-oss returns a router's scores, too
+        mixed = _first_of(self.mixer(hidden_states=read, **kwargs))
+        residual, normed = self._add_and_norm(hidden_states, self._finished(mixed, norms.attended))
+        out = _first_of(self.mlp(read if self.form.is_parallel else normed))  # gpt-oss returns a router's scores, too
         out = self._finished(out, norms.added)
         return cast(Tensor, residual + out) if self.next_norm is None else self.next_norm.add_ahead(residual, out)
 
@@ -311,6 +331,10 @@ class FusedRotaryEmbedding(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:  # [1, T] -> [1, T, head_size] each
         tables = torch.ops.twostep.rotary_tables(position_ids, self.inv_freq, self.scaling, x.dtype)
         return cast("tuple[Tensor, Tensor]", tables)
+
+
+def _first_of(output: Any) -> Any:
+    return output[0] if type(output) is tuple else output
 
 
 def _product(linear: nn.Module, rows: Tensor, in_segments: bool) -> Tensor | SegmentSums:

@@ -158,12 +158,12 @@ def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall], on_cpu: 
     norms = _head_norms(module, call) if has_norms else None
     if (has_norms and norms is None) or not (on_cpu or _is_for_cuda(module, rotation)):
         return None
-    return FusedAttention(module, call, norms, rotation)
+    return FusedAttention(module, call, norms, rotation, code_fingerprint.gates_output(module))
 
 
 def _is_for_cuda(attention: nn.Module, rotation: Rotation) -> bool:
     """Whether the operators on CUDA do what the attention does between its products."""
-    is_whole = rotation.is_applied and not rotation.is_partial
+    is_whole = rotation.is_applied and not rotation.is_partial and not code_fingerprint.gates_output(attention)
     is_all = not rotation.norms_last and rotation.scaling is None
     return is_whole and is_all and not rotation.is_wide and not code_fingerprint.norms_all_heads(attention)
 
@@ -184,6 +184,7 @@ def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
         return False
     sizes = [cast(nn.Linear, getattr(attention, name)).out_features for name in names]
     columns = [part[0].numel() for part in call[:3]]
+    columns[0] *= 1 + code_fingerprint.gates_output(attention)
     return call.query.shape[2] % 2 == 0 and sizes == (columns if len(names) == 3 else [sum(columns)])
 
 

@@ -87,8 +87,8 @@ def _kernel_layer(module: nn.Module) -> nn.Module | None:
 
 
 def _is_known(layer: FusedDecoderLayer) -> bool:
-    attention, mlp = layer.self_attn, layer.mlp
-    if not isinstance(attention, FusedAttention):
+    attention, mlp = layer.mixer, layer.mlp
+    if not isinstance(attention, FusedAttention) or attention.is_gated:
         return False
     are_projections_known = is_known_linear(attention.qkv_proj) and is_known_linear(attention.o_proj)
     return are_projections_known and (is_known_mlp(mlp) or is_known_mixture(mlp))

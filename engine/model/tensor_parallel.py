@@ -59,11 +59,15 @@ def cut_modules(module: PreTrainedModel, group: RankGroup) -> dict[nn.Module, Cu
         return cuts
     _cut_embedding(module, group)
     for each in module.modules():
-        if isinstance(each, FusedAttention) and each.call.params.sinks is None and each.norms_each_head:
+        if isinstance(each, FusedAttention) and _can_be_cut(each):
             cuts |= _cut_attention(each, group)
         elif isinstance(each, FusedMLP) and each.is_gated:
             cuts |= _cut_mlp(each, group)
     return cuts
+
+
+def _can_be_cut(attention: FusedAttention) -> bool:
+    return attention.call.params.sinks is None and attention.norms_each_head and not attention.is_gated
 
 
 def _cut_embedding(module: PreTrainedModel, group: RankGroup) -> None:

@@ -284,10 +284,10 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
                   const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs, bool norms_last,
                   const std::optional<at::Tensor>& query_scales) {
-  TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous(), "heads lie in the columns of a contiguous matrix");
+  TORCH_CHECK(qkv.dim() == 2 && (qkv.is_contiguous() || qkv.stride(1) == 1), "heads lie in the columns of a matrix");
   TORCH_CHECK(num_heads > 0 && num_kv_heads > 0, "there must be heads");
   const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
-  const int64_t size = width / all_heads, turned = cos.size(-1);
+  const int64_t size = width / all_heads, turned = cos.size(-1), stride = qkv.stride(0);
   TORCH_CHECK(size * all_heads == width && size % 2 == 0, "rows of ", width, " are not ", all_heads, " even heads");
   for (const at::Tensor& angles : {cos, sin}) check_rotation(angles, qkv, rows, size);
   TORCH_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type(), "cos and sin differ");
@@ -304,7 +304,7 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
   const at::Tensor& any_norm = query_norm ? *query_norm : key_norm ? *key_norm : qkv;
   const auto normalize_heads = [&](int64_t row) {
     with_elements_of(qkv, any_norm, [&]<class Element, class Weight>(Element*, Weight*) {
-      auto* first = qkv.mutable_data_ptr<Element>() + row * width;
+      auto* first = qkv.mutable_data_ptr<Element>() + row * stride;
       for (const auto& [norm, heads] : norms) {
         const int64_t count = norm ? normed_heads(*norm, heads, size) : 0, each = count ? heads / count * size : 0;
         for (int64_t head = 0; head < count; ++head) {
@@ -323,10 +323,10 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
     for_each_row(rows, width, [&](int64_t row) {
       if (has_norms && !norms_last) normalize_heads(row);
       for (int64_t head = 0; turned > 0 && head < num_heads + num_kv_heads; ++head) {
-        turn(data + row * width + head * size, cosines + row * turned, sines + row * turned, turned / 2);
+        turn(data + row * stride + head * size, cosines + row * turned, sines + row * turned, turned / 2);
       }
       if (has_norms && norms_last) normalize_heads(row);
-      if (scales) scale(data + row * width, num_heads * size, scales[row]);
+      if (scales) scale(data + row * stride, num_heads * size, scales[row]);
     });
   });
 }

@@ -24,6 +24,7 @@ from engine.model.known.same_code import family_of, global_of, is_like, is_of, i
 __all__ = [
     "caps_logits",
     "form_of_layer",
+    "gates_output",
     "is_attention",
     "is_attention_with_norms",
     "is_causal_lm",
@@ -86,6 +87,10 @@ _FURTHER_ATTENTIONS = (
 )
 _NORMING_ALL_HEADS = ("olmo2.Olmo2Attention", "olmo3.Olmo3Attention", "olmoe.OlmoeAttention")
 _SCALING_NUMBERS = ("llama_4_scaling_beta", "original_max_position_embeddings")
+_GATING_OUTPUT = (
+    *("qwen3_5.Qwen3_5Attention", "qwen3_5_moe.Qwen3_5MoeAttention"),
+    "qwen3_next.Qwen3NextAttention",
+)
 _NORMING_LAST = ("hunyuan_v1_dense.HunYuanDenseV1Attention", "hunyuan_v1_moe.HunYuanMoEV1Attention")
 _FURTHER_DECODERS = (
     *("gemma.GemmaModel", "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"),
@@ -111,6 +116,9 @@ _ROTATIONS = {
     "nemotron": Rotation(is_partial=True),
     "ernie4_5": Rotation(in_pairs=True, is_wide=True),
     "ernie4_5_moe": Rotation(in_pairs=True, is_wide=True),
+    "qwen3_5": Rotation(is_partial=True),
+    "qwen3_5_moe": Rotation(is_partial=True),
+    "qwen3_next": Rotation(is_partial=True),
     "cohere": Rotation("in pairs", in_pairs=True, is_wide=True),
     "cohere2": Rotation("in pairs", in_pairs=True, is_wide=True),
 }
@@ -191,6 +199,9 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
         return LayerForm(_NORMS_AFTER)
     if is_of(module, "granite.GraniteDecoderLayer"):
         return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
+    if is_of(module, "qwen3_5.Qwen3_5DecoderLayer", "qwen3_5_moe.Qwen3_5MoeDecoderLayer"):
+        is_recurrent = cast(Any, module).block_type == "linear_attention"
+        return LayerForm(_NORMS_BEFORE, mixer="linear_attn" if is_recurrent else "self_attn")
     is_parallel = is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer")
     return LayerForm(_ONE_NORM, is_parallel=True) if is_parallel else None
 
@@ -283,7 +294,10 @@ def is_attention(module: nn.Module) -> bool:
 
 def is_attention_with_norms(module: nn.Module) -> bool:
     """Whether the module is an attention that norms queries and keys, by those of `names_of_head_norms`."""
-    kinds = "gemma3.Gemma3Attention", "exaone4.Exaone4Attention", *_NORMING_ALL_HEADS, *_NORMING_LAST
+    kinds = (
+        *("gemma3.Gemma3Attention", "exaone4.Exaone4Attention"),
+        *(*_NORMING_ALL_HEADS, *_NORMING_LAST, *_GATING_OUTPUT),
+    )
     is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or _is_glm_with_norms(module)
     return is_known and not _does_more(module) and rotation_of(module) is not None
 
@@ -302,6 +316,11 @@ def _does_more(attention: Any) -> bool:
     if is_of(attention, "cohere.CohereAttention"):
         return bool(attention.use_qk_norm)  # by layer norms, with a weight for each head
     return is_of(attention, "olmoe.OlmoeAttention") and attention.config.clip_qkv is not None
+
+
+def gates_output(attention: nn.Module) -> bool:
+    """Whether the sigmoids of a part of an attention's query projection multiply what is attended to."""
+    return is_of(attention, *_GATING_OUTPUT)
 
 
 def norms_all_heads(module: nn.Module) -> bool:

@@ -1,0 +1,102 @@
+"""Recurrent layers that are fused compute what transformers' own do, over the same states."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.mixers.functions import route_recurrent_functions
+from engine.mixers.metadata import StateMetadata
+from engine.mixers.registry import Mixer, state_handler
+from engine.mixers.state import StateShape
+from tests.engine.model.fused_models import fuse, model_of, run
+
+pytestmark = pytest.mark.usefixtures("one_thread", "ops")
+
+PARTS = {
+    "qwen3_5": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedDeltaNet": 2, "FusedMLP": 3, "FusedRMSNorm": 9},
+    "lfm2": {"FusedShortConvolution": 2, "FusedRMSNorm": 9},
+}
+NUM_TOKENS = 23  # of `run`
+
+
+class ZeroStates:
+    """A state handler for one sequence that begins: it records the shapes of its states."""
+
+    def __init__(self) -> None:
+        self.shapes: list[StateShape] = []
+        self._metadata = StateMetadata([0], [NUM_TOKENS], [True], torch.device("cpu"))
+
+    def advance(self, mixer: Mixer) -> Tensor:
+        self.shapes.append(shape := mixer.state_shape)
+        return mixer.advance(torch.zeros(1, *shape.sizes, dtype=shape.dtype), self._metadata)
+
+
+def routed(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    model = model_of(name, dtype)
+    route_recurrent_functions(model)
+    return model
+
+
+def fused_parts(model: Any) -> Counter[str]:
+    fuse(model)
+    return Counter(type(module).__name__ for module in model.modules() if type(module).__name__.startswith("Fused"))
+
+
+def run_with_states(model: Any) -> tuple[Tensor, list[StateShape]]:
+    states = ZeroStates()
+    with state_handler(states):
+        logits, _ = run(model)
+    return logits, states.shapes
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_is_known_of_a_hybrid_is_fused(name: str) -> None:
+    assert fused_parts(routed(name)) == PARTS[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", PARTS)
+def test_fused_layers_compute_what_they_replace(name: str, dtype: torch.dtype) -> None:
+    fused = routed(name, dtype)
+    plain = copy.deepcopy(fused)
+    fuse(fused)
+    (expected, shapes), (logits, fused_shapes) = run_with_states(plain), run_with_states(fused)
+    assert fused_shapes == shapes
+    tolerance = 2e-5 if dtype is torch.float32 else 5e-2
+    torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+
+
+def another_activation(model: Any) -> nn.Module:
+    model.model.layers[0].linear_attn.activation = "gelu"
+    return model.model.layers[0].linear_attn  # type: ignore[no-any-return]
+
+
+def a_bias_in_the_convolution(model: Any) -> nn.Module:
+    convolution = model.model.layers[0].linear_attn.conv1d
+    convolution.bias = nn.Parameter(torch.zeros(convolution.out_channels))
+    return model.model.layers[0].linear_attn  # type: ignore[no-any-return]
+
+
+def another_norm(model: Any) -> nn.Module:
+    model.model.layers[0].linear_attn.norm.activation = "relu"
+    return model.model.layers[0].linear_attn  # type: ignore[no-any-return]
+
+
+def another_projection(model: Any) -> nn.Module:
+    model.model.layers[0].linear_attn.in_proj_a = nn.Identity()
+    return model.model.layers[0].linear_attn  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("change", [another_activation, a_bias_in_the_convolution, another_norm, another_projection])
+def test_a_delta_net_that_is_not_quite_as_known_stays(change: Callable[[Any], nn.Module]) -> None:
+    from engine.model.fusion import _fused_recurrent  # the module alone: the model could not run
+
+    model = routed("qwen3_5")
+    changed = change(model)
+    assert _fused_recurrent(changed) is None
+    assert _fused_recurrent(model.model.layers[2].linear_attn) is not None
