@@ -29,14 +29,13 @@ class LayerShape:
     """The layer's number in the model; None if it is its place among the attention layers."""
     window: int | None = None
     """Positions that a token sees, its own included; None for all."""
+    is_latent: bool = False
+    """Whether values are the first numbers of keys, and stored as these alone."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Returns what a token takes in a cache of this type (`engine.attention.kv_format`)."""
-        return (
-            self.num_kv_heads
-            * sum(row_size(size, dtype) for size in (self.head_size, self.head_size_v))
-            * dtype.itemsize
-        )
+        sizes = (self.head_size,) if self.is_latent else (self.head_size, self.head_size_v)
+        return self.num_kv_heads * sum(row_size(size, dtype) for size in sizes) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,11 @@ class LayerCache(NamedTuple):
     @property
     def block_size(self) -> int:
         return self.keys.shape[2]
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are the first numbers of keys; then `values` is a view of these."""
+        return self.values.data_ptr() == self.keys.data_ptr()
 
     @property
     def head_size_v(self) -> int:
@@ -89,9 +93,13 @@ class KVCache:
         layer, none if all are in one."""
         pages = shared or PrivatePages()
 
-        def allocate(layer: LayerShape, head_size: int) -> Tensor:
-            size = (num_blocks, layer.num_kv_heads, block_size, row_size(head_size, dtype))
-            return pages.empty(size, dtype, device)
+        def allocate(layer: LayerShape) -> LayerCache:
+            sizes = [row_size(size, dtype) for size in (layer.head_size, layer.head_size_v)]
+            keys, *values = (
+                pages.empty((num_blocks, layer.num_kv_heads, block_size, size), dtype, device)
+                for size in sizes[: 1 if layer.is_latent else 2]
+            )
+            return LayerCache(keys, *(values or [keys[..., : sizes[1]]]))
 
         self.shared = shared
         self.num_blocks = num_blocks
@@ -101,7 +109,7 @@ class KVCache:
         by_place: list[LayerCache] = []
         for layer, place in zip(layers, places_in(self.groups), strict=True):
             if place == len(by_place):
-                by_place.append(LayerCache(allocate(layer, layer.head_size), allocate(layer, layer.head_size_v)))
+                by_place.append(allocate(layer))
         self.layers = tuple(by_place[place] for place in places_in(self.groups))
         self.hidden = None
         if hidden is not None:
@@ -141,7 +149,8 @@ class KVCache:
         return KVCache(self._shapes, num_blocks, self.block_size, keys.dtype, keys.device)
 
     def _tensors(self) -> list[Tensor]:
-        tensors = {id(tensor): tensor for tensor in chain.from_iterable(self.layers)}  # groups share them
+        own = ([each.keys] if each.is_latent else each for each in self.layers)
+        tensors = {id(tensor): tensor for tensor in chain.from_iterable(own)}  # groups share them
         return [*tensors.values(), *([] if self.hidden is None else [self.hidden])]
 
     def of_layers(self, layers: slice) -> "KVCache":

@@ -27,6 +27,7 @@ __all__ = [
     "num_numbers",
     "quantize",
     "row_size",
+    "shares_rows",
     "transform_queries",
     "undo_transform",
 ]
@@ -52,6 +53,12 @@ def is_quantized(dtype: torch.dtype) -> bool:
 def row_size(head_size: int, dtype: torch.dtype) -> int:
     """Returns how many elements of the cache a key or a value of `head_size` numbers takes."""
     return head_size if dtype not in _BITS else head_size * _BITS[dtype] // 8 + _SCALE_BYTES * -(-head_size // GROUP)
+
+
+def shares_rows(num_first: int, num_others: int) -> bool:
+    """Whether the first numbers of a quantized row lie in it as in a row of their own: they are transformed, and
+    rounded, without the others."""
+    return num_first % hadamard.LARGEST_BLOCK == 0 and num_others % MULTIPLE == 0
 
 
 def num_numbers(size: int, dtype: torch.dtype) -> int:

@@ -31,7 +31,8 @@ def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor
     slot_mapping: [num_tokens], no slot twice.
     """
     blocks, offsets = slot_mapping // cache.block_size, slot_mapping % cache.block_size
-    for tensor, rows in zip(cache, (key, value), strict=True):
+    stored = ((cache.keys, key), (cache.values, value))
+    for tensor, rows in stored[: 1 if cache.is_latent else 2]:
         dtype = tensor.dtype
         tensor[blocks, :, offsets] = quantize(rows, dtype) if is_quantized(dtype) else rows.to(dtype)
 
@@ -56,7 +57,10 @@ def _attend(query: Tensor, cache: LayerCache, metadata: AttentionMetadata, param
     output = query.new_empty(num_tokens, num_heads, cache.head_size_v)
     starts = metadata.cu_seqlens_q.tolist()
     for i, context_len in enumerate(metadata.context_lens.tolist()):
-        keys, values = (_gather(tensor, metadata.block_tables[i], context_len, num_heads) for tensor in cache)
+        keys = _gather(cache.keys, metadata.block_tables[i], context_len, num_heads)
+        values = keys[..., : cache.head_size_v]
+        if not cache.is_latent:
+            values = _gather(cache.values, metadata.block_tables[i], context_len, num_heads)
         # Sequence i owns the tokens [starts[i], starts[i + 1]); token t has position t + to_position.
         to_position = context_len - starts[i + 1]
         for begin in range(starts[i], starts[i + 1], _ROWS_AT_ONCE):

@@ -14,11 +14,11 @@ This is the plain reference of the kernels (`engine/kernels/base/hadamard.h`), a
 import torch
 from torch import Tensor
 
-__all__ = ["SMALLEST_HEAD_BLOCK", "inverse_transform", "transform", "undo"]
+__all__ = ["LARGEST_BLOCK", "SMALLEST_HEAD_BLOCK", "inverse_transform", "transform", "undo"]
 
 _BLOCKS = (256, 128, 64, 32, 16)
 _SMALLEST_BLOCK = 64  # of weights
-SMALLEST_HEAD_BLOCK = _BLOCKS[-1]
+LARGEST_BLOCK, SMALLEST_HEAD_BLOCK = _BLOCKS[0], _BLOCKS[-1]
 
 
 def transform(x: Tensor, smallest: int = _SMALLEST_BLOCK) -> Tensor:

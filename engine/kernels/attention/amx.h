@@ -44,15 +44,15 @@ class AmxTiles {
 
   // A quarter of the values as pairs of keys: row k % 16 of each half of 32 keys is (k, k + 16), so that weights, too,
   // can be paired lane by lane. Zeros for keys from num_keys on.
-  static void load_values(const Stored* cache, int64_t row, int64_t value_size, const int64_t* entries, int64_t first,
-                          int64_t num_keys, float* target) {
+  static void load_values(const Stored* cache, int64_t row, int64_t row_numbers, int64_t value_size,
+                          const int64_t* entries, int64_t first, int64_t num_keys, float* target) {
     const int64_t half = first / 32 * 32, begin = half + first % 32 / 2, stride = round_up(value_size, kLanes);
     for (int64_t key = begin; key < begin + 8; ++key) {
       float* pairs = target + (half / 2 + key - half) * stride;
       if (key < num_keys) {
         const bool has_other = key + 16 < num_keys;
         const Stored* other = cache + entries[has_other ? key + 16 : key] * row;
-        interleave(Format(), cache + entries[key] * row, other, has_other, value_size, pairs);
+        interleave(Format(), cache + entries[key] * row, other, has_other, row_numbers, value_size, pairs);
       } else {
         std::fill_n(pairs, stride, 0.0f);
       }
@@ -117,7 +117,7 @@ class AmxTiles {
 
   // target[column] = the pair (even[column], odd[column]), zeros past the value's end and for an odd key that is not.
   static void interleave(Plain<at::BFloat16>, const at::BFloat16* even, const at::BFloat16* odd, bool has_odd,
-                         int64_t value_size, float* target) {
+                         int64_t /*row_numbers*/, int64_t value_size, float* target) {
     const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     for (int64_t column = 0; column < value_size; column += 2 * kLanes) {
@@ -135,11 +135,11 @@ class AmxTiles {
 
   template <int BITS>
   static void interleave(Quantized<BITS> format, const uint8_t* even, const uint8_t* odd, bool has_odd,
-                         int64_t value_size, float* target) {
+                         int64_t row_numbers, int64_t value_size, float* target) {
     for (int64_t column = 0; column < value_size; column += kLanes) {
       const auto values = [&](const uint8_t* row) {
         const int64_t group = column / format.kGroup;
-        return load_levels(format, row, value_size, column) * broadcast(format.scale(row, value_size, group));
+        return load_levels(format, row, row_numbers, column) * broadcast(format.scale(row, row_numbers, group));
       };
       PairWords::store_numbers(target + column, 0, values(even), has_odd ? values(odd) : Vec{});
     }

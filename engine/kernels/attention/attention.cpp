@@ -103,7 +103,8 @@ void attend(const Call& call, const at::Tensor& query, const at::Tensor& output)
   p.query_token_stride = query.stride(0), p.query_head_stride = query.stride(1);
   p.key_cache = static_cast<const Stored*>(call.key_cache.const_data_ptr());
   p.value_cache = static_cast<const Stored*>(call.value_cache.const_data_ptr());
-  p.key_row = call.key_cache.size(3), p.value_row = call.value_cache.size(3);
+  const bool in_keys = are_values_in_keys(call.key_cache, call.value_cache);
+  p.key_row = call.key_cache.size(3), p.value_row = in_keys ? p.key_row : call.value_cache.size(3);
   p.block_tables = call.block_tables.const_data_ptr<int32_t>();
   p.cu_seqlens_q = call.cu_seqlens_q.const_data_ptr<int32_t>();
   p.context_lens = call.context_lens.const_data_ptr<int32_t>();
@@ -112,6 +113,7 @@ void attend(const Call& call, const at::Tensor& query, const at::Tensor& output)
   p.output = output.mutable_data_ptr<Element>();
   p.num_heads = query.size(1), p.num_kv_heads = call.key_cache.size(1), p.group = p.num_heads / p.num_kv_heads;
   p.block_size = call.key_cache.size(2), p.head_size = query.size(2), p.value_size = num_numbers(call.value_cache);
+  p.value_row_numbers = in_keys ? p.head_size : p.value_size;
   p.scaling = float(call.scaling), p.softcap = float(call.softcap.value_or(0.0));
   p.exponent = 1.44269504f * (p.softcap > 0 ? 1.0f : p.scaling);  // log2(e): e ** x = 2 ** (x * log2(e))
   p.window = call.sliding_window.value_or(int64_t(1) << 40);

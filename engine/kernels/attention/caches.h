@@ -13,9 +13,17 @@
 
 namespace twostep {
 
+// Whether values are the first numbers of keys, and lie nowhere else.
+inline bool are_values_in_keys(const at::Tensor& key_cache, const at::Tensor& value_cache) {
+  return key_cache.const_data_ptr() == value_cache.const_data_ptr() && key_cache.strides() == value_cache.strides() &&
+         value_cache.size(3) <= key_cache.size(3);
+}
+
 inline void check_caches(const at::Tensor& key_cache, const at::Tensor& value_cache) {
   TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4, "caches are [blocks, kv heads, block size, row size]");
-  TORCH_CHECK(key_cache.is_contiguous() && value_cache.is_contiguous(), "caches must be contiguous");
+  TORCH_CHECK(key_cache.is_contiguous(), "caches must be contiguous");
+  TORCH_CHECK(value_cache.is_contiguous() || are_values_in_keys(key_cache, value_cache),
+              "values are contiguous, or the first of what keys consist of");
   TORCH_CHECK(key_cache.sizes().slice(0, 3) == value_cache.sizes().slice(0, 3), "key and value cache differ in shape");
   TORCH_CHECK(key_cache.size(1) > 0 && key_cache.size(2) > 0, "caches must have kv heads, and blocks with room");
   TORCH_CHECK(key_cache.scalar_type() == value_cache.scalar_type(), "key and value cache differ in type");

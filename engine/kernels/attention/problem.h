@@ -28,6 +28,7 @@ struct Problem {
   int64_t query_token_stride, query_head_stride;
   const typename Format::Stored *key_cache, *value_cache;  // [blocks, num_kv_heads, block_size, key_row or value_row]
   int64_t key_row, value_row;
+  int64_t value_row_numbers;  // numbers of the row that a value lies in: value_size, or head_size where it is a key's
   const int32_t *block_tables, *cu_seqlens_q, *context_lens;  // as in AttentionMetadata
   int64_t num_seqs, max_blocks;
   const float* sinks;  // [num_heads] or null

@@ -236,7 +236,7 @@ struct Values;
 template <class Element>
 struct Values<Plain<Element>> {
   const Element* at[kTileKeys];
-  int64_t size;
+  int64_t row_numbers, size;
 
   static int64_t num_floats(int64_t /*size*/) { return 0; }
   void set(int64_t key, const Element* row, float* /*memory*/) { at[key] = row; }
@@ -249,17 +249,18 @@ template <int BITS>
 struct Values<Quantized<BITS>> {
   using Format = Quantized<BITS>;
   const uint8_t* at[kTileKeys];
-  int64_t size;
+  int64_t row_numbers, size;  // numbers of a row, and the first of them that are the value
   const float* scales;
 
   static int64_t num_floats(int64_t size) { return divide_up(size, Format::kGroup) * kTileKeys; }
   void set(int64_t key, const uint8_t* row, float* memory) {
     at[key] = row, scales = memory;
     for (int64_t group = 0; group * Format::kGroup < size; ++group)
-      memory[group * kTileKeys + key] = Format::scale(row, size, group);
+      memory[group * kTileKeys + key] = Format::scale(row, row_numbers, group);
   }
   Vec load(int64_t key, int64_t column, int64_t /*count*/) const {
-    return load_levels(Format(), at[key], size, column) * broadcast(scales[column / Format::kGroup * kTileKeys + key]);
+    const float scale = scales[column / Format::kGroup * kTileKeys + key];
+    return load_levels(Format(), at[key], row_numbers, column) * broadcast(scale);
   }
 };
 
@@ -323,9 +324,9 @@ struct VectorTiles {
   }
 
   // Sets the values of sixteen keys from `first` on; values beyond the last key are not read.
-  void load_values(const Stored* cache, int64_t row, int64_t value_size, const int64_t* entries, int64_t first,
-                   int64_t /*num_keys*/, float* memory) {
-    values_.size = value_size;
+  void load_values(const Stored* cache, int64_t row, int64_t row_numbers, int64_t value_size, const int64_t* entries,
+                   int64_t first, int64_t /*num_keys*/, float* memory) {
+    values_.row_numbers = row_numbers, values_.size = value_size;
     for (int64_t key = first; key < first + kLanes; ++key) values_.set(key, cache + entries[key] * row, memory);
   }
 

@@ -135,7 +135,8 @@ class Worker {
     for (int key = 0; key < kTileKeys; key += kLanes) {
       if (key < num_keys) Tiles::load_keys(p_.key_cache, p_.key_row, p_.head_size, entries + key, keys_ + key);
       prefetch_keys();
-      tiles_.load_values(p_.value_cache, p_.value_row, p_.value_size, entries, key, num_keys, values_);
+      tiles_.load_values(p_.value_cache, p_.value_row, p_.value_row_numbers, p_.value_size, entries, key, num_keys,
+                         values_);
       prefetch_keys();
     }
   }
@@ -147,7 +148,7 @@ class Worker {
     for (; prefetched_ < end; ++prefetched_) {
       const int64_t entry = entries_[prefetched_ % kTileVecs * kLanes + prefetched_ / kTileVecs];
       prefetch(p_.key_cache + entry * p_.key_row, p_.key_row);
-      prefetch(p_.value_cache + entry * p_.value_row, p_.value_row);
+      if (p_.value_cache != p_.key_cache) prefetch(p_.value_cache + entry * p_.value_row, p_.value_row);
     }
   }
 

@@ -82,7 +82,7 @@ void write_kv(const at::Tensor& key, const at::Tensor& value, const at::Tensor& 
   TORCH_CHECK(std::all_of(slots, slots + key.size(0), [&](int64_t slot) { return 0 <= slot && slot < num_slots; }),
               "a slot is out of range");
   write_rows(key, key_cache, slots);
-  write_rows(value, value_cache, slots);
+  if (!are_values_in_keys(key_cache, value_cache)) write_rows(value, value_cache, slots);
 }
 
 }  // namespace twostep

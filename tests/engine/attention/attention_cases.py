@@ -21,6 +21,7 @@ SHAPES = {
     "values_larger": Shape(heads=4, kv_heads=2, size=80, value_size=96),
     "last_vector_not_full": Shape(heads=7, kv_heads=1, size=60, value_size=60),
     "group_beyond_a_task": Shape(heads=70, kv_heads=1, size=16, value_size=16),
+    "latent": Shape(heads=9, kv_heads=1, size=272, value_size=256, is_latent=True),
 }
 QUANTIZED = {"int8": torch.int8, "int4": torch.uint8}
 QUANTIZABLE = {name: s for name, s in SHAPES.items() if s.size % 16 == s.value_size % 16 == 0}

@@ -21,6 +21,8 @@ class Shape:
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
     """Type of the cache; None for `dtype`."""
+    is_latent: bool = False
+    """Whether values are the first numbers of keys, and lie in the cache as these."""
 
     @property
     def scaling(self) -> float:
@@ -35,6 +37,7 @@ class Sequence:
     keys: Tensor  # [context, kv_heads, size]
     values: Tensor  # [context, kv_heads, value_size]
     kv_dtype: torch.dtype  # of the cache that it is laid out in
+    is_latent: bool = False
 
     @property
     def context_len(self) -> int:
@@ -55,12 +58,11 @@ def make_sequence(shape: Shape, num_queries: int, context_len: int, seed: int = 
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator).to(shape.dtype)
 
-    return Sequence(
-        normal(num_queries, shape.heads, shape.size),
-        normal(context_len, shape.kv_heads, shape.size),
-        normal(context_len, shape.kv_heads, shape.value_size),
-        shape.kv_dtype or shape.dtype,
-    )
+    query, keys = normal(num_queries, shape.heads, shape.size), normal(context_len, shape.kv_heads, shape.size)
+    values = keys[..., : shape.value_size]
+    if not shape.is_latent:
+        values = normal(context_len, shape.kv_heads, shape.value_size)
+    return Sequence(query, keys, values, shape.kv_dtype or shape.dtype, shape.is_latent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +83,8 @@ def lay_out(sequences: ListOf[Sequence], block_size: int = 16, placement: int = 
     tables = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
     first = sequences[0]
     cache = LayerCache(*(_empty_cache(x, len(free), block_size, first.kv_dtype) for x in (first.keys, first.values)))
+    if first.is_latent:
+        cache = LayerCache(cache.keys, cache.keys[..., : cache.values.shape[3]])
     slots = []
     for table, count, s in zip(tables, counts, sequences, strict=True):
         table[:count], free = free[:count], free[count:]
