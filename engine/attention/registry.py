@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from engine.attention.metadata import AttentionParams
+from engine.weights.latent_heads import LatentHeads
 
 ATTENTION_NAME = "twostep"
 
@@ -28,6 +29,8 @@ class AttentionCall(NamedTuple):
     params: AttentionParams
     has_mask: bool
     is_causal: bool
+    is_latent: bool = False
+    """Whether the value is the first numbers of the key."""
 
     def with_tensors(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
         """Returns another call of the same layer, with its constants and these tensors."""
@@ -77,13 +80,23 @@ def _attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
+    heads, queries = _latent_heads_of(module), query[0].transpose(0, 1)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(
-        query=query[0].transpose(0, 1),
+        query=queries if heads is None else heads.absorb(queries),
         key=key[0].transpose(0, 1),
         value=value[0].transpose(0, 1),
         layer=int(module.layer_idx),  # type: ignore[arg-type]
-        params=AttentionParams(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux),
+        params=AttentionParams(scaling, sliding_window, softcap, s_aux),
         has_mask=attention_mask is not None,
         is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+        is_latent=heads is not None,
     )
-    return attend(call)[None], None
+    output = attend(call)
+    return (output if heads is None else heads.expand(output))[None], None
+
+
+def _latent_heads_of(module: nn.Module) -> LatentHeads | None:
+    """Returns what has taken the place of the layer that makes keys and values of latents."""
+    heads = module._modules.get("kv_b_proj")
+    return heads if isinstance(heads, LatentHeads) else None

@@ -8,7 +8,12 @@ from engine.attention.kv_cache import LayerShape
 from engine.attention.kv_format import KV_DTYPES, MULTIPLE, is_quantized
 from engine.core.errors import ConfigError
 
-__all__ = ["choose_kv_dtype"]
+__all__ = ["choose_kv_dtype", "kv_dtype_named"]
+
+
+def kv_dtype_named(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Returns the type that `--kv-cache-dtype name` means for a model of `dtype`."""
+    return dtype if name == "auto" else KV_DTYPES[name]
 
 
 def choose_kv_dtype(
@@ -18,7 +23,7 @@ def choose_kv_dtype(
 
     Raises ConfigError where attention of this model cannot read such a cache.
     """
-    chosen = dtype if name == "auto" else KV_DTYPES[name]
+    chosen = kv_dtype_named(name, dtype)
     if chosen == dtype:
         return chosen
     if device.type != "cpu":

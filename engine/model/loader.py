@@ -46,10 +46,11 @@ from engine.mixers.state import StateShape
 from engine.model.context_limit import context_limit
 from engine.model.dummy_weights import dummy_fingerprint, dummy_model
 from engine.model.finite_weights import check_finite
-from engine.model.kv_cache_dtype import choose_kv_dtype
+from engine.model.kv_cache_dtype import choose_kv_dtype, kv_dtype_named
+from engine.model.latent_attention import expand_latents, keep_latents
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
-from engine.model.probe import layer_shape, probe
+from engine.model.probe import ProbedLayers, layer_shape, probe
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
 from engine.model.tensor_parallel import check_heads, check_same_weights, cut_modules, leave_weights_stored
@@ -104,7 +105,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     module, fingerprint = _module_of(config, source, device, dtype, kernels is not None)
     check_same_weights(config.model, fingerprint, group)
     text_config = hf_config.get_text_config(decoder=True)
-    calls, states = _checked_layers(config, module, text_config, device, group)
+    calls, states = _checked_layers(config, module, text_config, device, dtype, group)
     leave_weights_stored(module, group)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype, device, type(module).__name__, _shapes_of(calls))
     replace_parts(module, calls, device, kernels is not None)
@@ -167,18 +168,42 @@ def _checked_layers(
     module: PreTrainedModel,
     text_config: PreTrainedConfig,
     device: torch.device,
+    dtype: torch.dtype,
     group: RankGroup,
-) -> tuple[tuple[AttentionCall, ...], tuple[StateShape, ...]]:
-    """Returns the attention calls and the shapes of the states of all layers. Raises UnsupportedModelError unless the
-    model can run paged."""
+) -> ProbedLayers:
+    """Returns the attention calls and the shapes of the states of all layers, of latents where the model can run over
+    these. Raises UnsupportedModelError unless it can run paged."""
     route_recurrent_functions(module)
+    kv_dtype = kv_dtype_named(config.kv_cache_dtype, dtype)
+    replaced = keep_latents(module, kv_dtype) if device.type == "cpu" else {}
+    if not replaced:
+        return _proved_layers(config, module, text_config, device, group)
+    layers = None
+    try:
+        layers = _proved_layers(config, module, text_config, device, group)
+    except UnsupportedModelError as error:
+        logger.warning("keys and values of all heads are cached, not latents: %s", error)
+    if not group.of_first(layers is not None):
+        expand_latents(replaced)
+        return _proved_layers(config, module, text_config, device, group)
+    assert layers is not None, "what the first rank has proved holds for all"
+    return layers
+
+
+def _proved_layers(
+    config: EngineConfig,
+    module: PreTrainedModel,
+    text_config: PreTrainedConfig,
+    device: torch.device,
+    group: RankGroup,
+) -> ProbedLayers:
     calls, states = probe(module, text_config, device)
     _check_states(config, states, device)
     check_heads(config.model, calls, group)
     if group.is_first:  # it holds for all
         with only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used
             prove_paging(module, context_limit(text_config, states))
-    return calls, states
+    return ProbedLayers(calls, states)
 
 
 def _self_draft(

@@ -26,6 +26,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.host.available_memory import is_memory_shortage
 from engine.model.filled_parameters import fill_parameters
+from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe
 from engine.model.step_work import size_of
@@ -138,6 +139,8 @@ def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: M
     join = MtpInput(norm, model.hidden_size, model.dtype, layout.is_hidden_first).to(model.device)
     fill_parameters(join, {n.removeprefix(_JOIN): tensor for n, tensor in tensors.items() if n.startswith(_JOIN)})
     text_config = module.config.get_text_config(decoder=True)
+    if has_latents(model.module):
+        keep_latents(module, model.kv_dtype)
     calls, states = probe(module, text_config, model.device)
     if states:
         raise ModelError("Its layer has a recurrent state.")

@@ -24,6 +24,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.host.available_memory import is_memory_shortage
 from engine.mixers.state import StateCache
 from engine.model.first_layers import keep_layers, num_distinct_layers
+from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.probe import layer_shape, probe
 from engine.runner.forward import TransformersForward
 from engine.runner.model_inputs import build_inputs
@@ -51,7 +52,7 @@ def prove_paging(module: PreTrainedModel, context_limit: int) -> None:
     name = type(module).__name__
     try:
         with torch.inference_mode():
-            _compare(name, _small_copy(module), context_limit)
+            _compare(name, _small_copy(module), context_limit, has_latents(module))
     except UnsupportedModelError:
         raise
     except Exception as error:  # models' code raises anything
@@ -62,7 +63,7 @@ def prove_paging(module: PreTrainedModel, context_limit: int) -> None:
         ) from error
 
 
-def _compare(name: str, module: PreTrainedModel, context_limit: int) -> None:
+def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latents: bool) -> None:
     steps = [*_limited(STEPS, context_limit)]
     vocab_size = module.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -73,6 +74,8 @@ def _compare(name: str, module: PreTrainedModel, context_limit: int) -> None:
     module.set_attn_implementation("eager")
     expected = [_dense(module, token_ids) for token_ids in sequences]
     module.set_attn_implementation(ATTENTION_NAME)
+    if with_latents:
+        keep_latents(module, torch.float32)
     computed = _paged(module, sequences, steps)
     for one, other in zip(expected, computed, strict=True):
         differs = ~((one - other).abs().amax(-1) <= TOLERANCE * one.abs().max())  # so does NaN

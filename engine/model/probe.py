@@ -84,7 +84,7 @@ def _record(module: PreTrainedModel, device: torch.device) -> _Recorder:
 def layer_shape(call: AttentionCall) -> LayerShape:
     """Returns what the layer caches per token."""
     sizes = call.key.shape[1], call.key.shape[2], call.value.shape[2]
-    return LayerShape(*sizes, call.layer, call.params.sliding_window)
+    return LayerShape(*sizes, call.layer, call.params.sliding_window, call.is_latent)
 
 
 def _check_layers(name: str, text_config: PreTrainedConfig, recorder: _Recorder) -> None:

@@ -13,6 +13,7 @@ from engine.core.machine import AttentionSize, ModelSize
 from engine.model.kernel_layer import KernelDecoderLayer
 from engine.model.probe import layer_shape
 from engine.weights.gathered_weight import own_part
+from engine.weights.latent_heads import LatentHeads
 from engine.weights.linear import PackedLinear
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, RouterWeight
 from engine.weights.packed_weight import PackedWeight
@@ -32,6 +33,7 @@ def size_of(
     head = module.get_output_embeddings()
     layers: list[Weight] = [m.packed for m in module.modules() if isinstance(m, PackedLinear) and m is not head]
     layers += [w.packed for m in module.modules() if isinstance(w := vars(m).get("weight"), RouterWeight)]
+    layers += [w for m in module.modules() if isinstance(m, LatentHeads) for w in m.weights]
     layers += [p for p in _unpacked(module, head) if p.dim() == 2]
     head_weights: list[Weight] = [head.packed] if isinstance(head, PackedLinear) else list(head.parameters())
     experts = [m for m in module.modules() if isinstance(m, PackedExperts | PackedLlama4Experts)]

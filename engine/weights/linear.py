@@ -17,6 +17,7 @@ from engine.checkpoint.stored_tensor import StoredTensor
 from engine.weights.adapters import AdaptedWeight
 from engine.weights.block_weight import BlockEmbedding, BlockWeight, keep_blocks
 from engine.weights.gathered_weight import gathered, own_part
+from engine.weights.latent_heads import LatentHeads
 from engine.weights.module_replacement import has_hooks
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
 from engine.weights.packed_weight import PackedWeight, WeightHandle, multiply_rows
@@ -112,12 +113,17 @@ def prepare_linears(
     shared = {id(head_weight): packed_head.packed} if isinstance(packed_head, PackedLinear) else {}
     embedding_bytes = [_pack_embedding(each, shared, kernels_available) for each in _stored_embeddings(model)]
     router_bytes = [pack_router(module, packing.routers) for module in model.modules() if _is_router(module)]
+    latent_heads = [module for module in model.modules() if isinstance(module, LatentHeads)]
+    for each in latent_heads:
+        each.pack(packing.routers)
     num_linears = sum(isinstance(module, PackedLinear) for module in swapped.values())
     return LinearReport(
         num_linears=num_linears,
         num_experts=len(swapped) - num_linears,
         num_routers=len(router_bytes),
-        packed_bytes=sum(module.nbytes for module in swapped.values()) + sum(embedding_bytes) + sum(router_bytes),
+        packed_bytes=sum(module.nbytes for module in (*swapped.values(), *latent_heads))
+        + sum(embedding_bytes)
+        + sum(router_bytes),
         unconverted=tuple(_unconverted(model)),
     )
 

@@ -29,7 +29,8 @@ class Packing:
     head: Pack
     """Packs the language-model head: quantized to 8 bits for rows of 16, since its errors reach logits undiluted."""
     routers: Pack
-    """Packs the weights of routers, never quantized: they are small, and a wrong choice of experts costs much."""
+    """Packs the weights of routers, never quantized: they are small, and a wrong choice of experts costs much. So it
+    packs those of latent heads, whose errors reach all scores."""
 
 
 def packing_for(quantization: str, kernels_available: bool, is_on_gpu: bool = False) -> Packing:

@@ -16,6 +16,7 @@ from engine.core.machine import ModelSize
 from engine.mixers.functions import route_recurrent_functions
 from engine.model.context_limit import context_limit
 from engine.model.first_layers import num_distinct_layers
+from engine.model.latent_attention import keep_latents
 from engine.model.loader import read_hf_config
 from engine.model.probe import layer_shape, probe_layers
 from engine.model.step_work import size_of
@@ -62,6 +63,7 @@ def _estimate(config: EngineConfig) -> Estimate:
         module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     module.eval()
     route_recurrent_functions(module)
+    keep_latents(module, dtype)
     text_config = hf_config.get_text_config(decoder=True)
     calls = probe_layers(module, text_config, device)
     if not calls:
