@@ -5,19 +5,24 @@ Where that is known, it is replaced by one that hands on the latents, and querie
 place (`engine.weights.latent_heads`).
 """
 
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from engine.attention.kv_format import is_quantized, shares_rows
+from engine.checkpoint.adapters.settings import read_settings
+from engine.core.adapters import AdapterSource
+from engine.core.errors import AdapterError
 from engine.model.known.same_code import is_same
 from engine.weights.latent_heads import LatentHeads
 from engine.weights.linear import is_linear
 
-__all__ = ["expand_latents", "has_latents", "keep_latents"]
+__all__ = ["are_expanded_by", "expand_latents", "has_latents", "keep_latents"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +55,16 @@ def expand_latents(replaced: dict[nn.Module, nn.Module]) -> None:
     for attention, projection in replaced.items():
         setattr(attention, _PROJECTION, projection)
         delattr(attention, _EXPANSION)
+
+
+def are_expanded_by(adapters: Iterable[AdapterSource]) -> bool:
+    """Whether one of the adapters may add to what expands latents, which then stays a linear layer. Those that cannot
+    be read are told of where they are loaded."""
+    for each in adapters:
+        with contextlib.suppress(AdapterError):
+            if read_settings(Path(each.path)).may_mean(_PROJECTION):
+                return True
+    return False
 
 
 def has_latents(model: nn.Module) -> bool:

@@ -47,7 +47,7 @@ from engine.model.context_limit import context_limit
 from engine.model.dummy_weights import dummy_fingerprint, dummy_model
 from engine.model.finite_weights import check_finite
 from engine.model.kv_cache_dtype import choose_kv_dtype, kv_dtype_named
-from engine.model.latent_attention import expand_latents, keep_latents
+from engine.model.latent_attention import are_expanded_by, expand_latents, keep_latents
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import ProbedLayers, layer_shape, probe
@@ -174,8 +174,8 @@ def _checked_layers(
     """Returns the attention calls and the shapes of the states of all layers, of latents where the model can run over
     these. Raises UnsupportedModelError unless it can run paged."""
     route_recurrent_functions(module)
-    kv_dtype = kv_dtype_named(config.kv_cache_dtype, dtype)
-    replaced = keep_latents(module, kv_dtype) if device.type == "cpu" else {}
+    is_expanded = device.type != "cpu" or are_expanded_by(config.adapters)
+    replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, dtype))
     if not replaced:
         return _proved_layers(config, module, text_config, device, group)
     layers = None

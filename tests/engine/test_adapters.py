@@ -77,7 +77,7 @@ def test_answers_are_those_of_merged_weights(architecture: str, tmp_path: Path) 
         name: make_adapter(tmp_path / name, load_reference(path), rank, 0.1, rank=rank, target_modules=targets)
         for name, rank in sizes.items()
     }
-    assert_golden(path, adapters, load_tiny(path))
+    assert_golden(path, adapters, load_tiny(path, adapters=adapters))
 
 
 def test_answers_follow_the_settings_of_each_adapter(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from engine.assembly import assemble
 from engine.attention import AttentionBackend, select_backend
 from engine.attention.kv_cache import KVCache
+from engine.core.adapters import AdapterSource
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig
 from engine.core.draft import Drafter
@@ -290,10 +292,17 @@ def load_reference(path: Path) -> ReferenceModel:
 
 
 def load_tiny(
-    path: Path, dtype: str = "float32", quantization: str = "none", drafts: str = "none", kv: str = "auto"
+    path: Path,
+    dtype: str = "float32",
+    quantization: str = "none",
+    drafts: str = "none",
+    kv: str = "auto",
+    adapters: Mapping[str, Path] = MappingProxyType({}),
 ) -> LoadedModel:
+    """Loads the model for these adapters, by name, which are not loaded."""
     settings = {"dtype": dtype, "quantization": quantization, "draft_quantization": drafts, "kv_cache_dtype": kv}
-    return load_model(EngineConfig(model=str(path), device="cpu", **settings))
+    sources = tuple(AdapterSource(name, str(adapter)) for name, adapter in adapters.items())
+    return load_model(EngineConfig(model=str(path), device="cpu", adapters=sources, **settings))
 
 
 class RecordingRunner:

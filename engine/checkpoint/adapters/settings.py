@@ -86,6 +86,10 @@ class AdapterSettings(msgspec.Struct, frozen=True):
         number = re.search(r"\.(\d+)\.", module)
         return self.layers is None or (number is not None and int(number[1]) in self.layers)
 
+    def may_mean(self, name: str) -> bool:
+        """Whether the adapter may have matrices for linear layers whose names end so."""
+        return self.target_modules is None or any(_ends_with(target, name) for target in self.target_modules)
+
 
 def read_settings(folder: Path) -> AdapterSettings:
     """Reads the settings of the adapter in `folder`. Raises AdapterError."""

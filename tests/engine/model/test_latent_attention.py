@@ -1,6 +1,6 @@
 """Models with latent attention run over the latents, as transformers does over keys and values of all heads."""
 
-from collections.abc import Callable
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,18 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from engine.attention.kv_cache import LayerShape, bytes_per_block
 from engine.core.config import EngineConfig
+from engine.core.errors import AdapterError
 from engine.engine import Engine
 from engine.model import latent_attention
 from engine.model.loader import load_model
 from engine.model.paging_proof import randomize
 from engine.model.planning.estimate import estimate
-from engine.runner.loaded_model import LoadedModel
 from engine.weights.latent_heads import LatentHeads
 from tests.engine.served_answers import answers_of, engine_over, generate, make_prompts
+from tests.engine.tiny_adapters import make_adapter
 from tests.engine.tiny_architectures import tiny_config, tiny_model
+from tests.engine.tiny_models import load_reference, load_tiny, tiny_engine
+from tests.engine.tiny_models import make_checkpoint as make_tiny_checkpoint
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]  # of transformers' code
 
@@ -122,8 +125,22 @@ def joined_wrongly(latents: torch.Tensor, rotated: torch.Tensor) -> tuple[torch.
     return key, key[..., : latents.shape[-1]]
 
 
-def test_up_projections_are_not_quantized(tiny_model: Callable[..., LoadedModel]) -> None:
-    model = tiny_model("deepseek_v3", "bfloat16", "int4")
+def test_an_adapter_of_up_projections_has_them_stay(tmp_path: Path) -> None:
+    """An adapter that adds to them is served over keys and values, if it comes with the model; else it is refused."""
+    path = make_tiny_checkpoint("deepseek_v3", tmp_path)
+    make = functools.partial(make_adapter, model=load_reference(path), rank=4)
+    ups, others = make(tmp_path / "ups", target_modules=["kv_b_proj"]), make(tmp_path / "o", target_modules=["o_proj"])
+    assert not load_tiny(path, adapters={"ups": ups}).layers[0].is_latent
+    model = load_tiny(path, adapters={"others": others})
+    assert model.layers[0].is_latent
+    engine = tiny_engine(model, has_adapters=True)
+    engine.load_adapter(str(others))
+    with pytest.raises(AdapterError, match="kv_b_proj is no linear layer that can have an adapter"):
+        engine.load_adapter(str(ups))
+
+
+def test_up_projections_are_not_quantized(tmp_path: Path) -> None:
+    model = load_tiny(make_tiny_checkpoint("deepseek_v3", tmp_path), "bfloat16", "int4")
     heads = [each for each in model.module.modules() if isinstance(each, LatentHeads)]
     assert len(heads) == 3 and {weight.dtype for each in heads for weight in each.weights} == {torch.bfloat16}
     assert {type(weight).__name__ for each in heads for weight in each.weights} <= {
