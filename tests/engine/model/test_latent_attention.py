@@ -17,6 +17,7 @@ from engine.model.loader import load_model
 from engine.model.paging_proof import randomize
 from engine.model.planning.estimate import estimate
 from engine.weights.latent_heads import LatentHeads
+from tests.engine.logit_errors import reference_logits, relative_error, runner_logits
 from tests.engine.served_answers import answers_of, engine_over, generate, make_prompts
 from tests.engine.tiny_adapters import make_adapter
 from tests.engine.tiny_architectures import tiny_config, tiny_model
@@ -76,13 +77,15 @@ def test_a_token_takes_the_bytes_of_its_latent(tmp_path: Path) -> None:
     assert bytes_per_block([LayerShape(1, 576, 512, is_latent=True)], 16, torch.bfloat16) == 16 * 576 * 2
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-def test_a_cache_of_fewer_bits_has_latents_too(dtype: str, tmp_path: Path) -> None:
-    make_checkpoint(
-        tmp_path, "deepseek_v3", {"kv_lora_rank": 256, "qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16}
-    )
-    layers = load_model(EngineConfig(model=str(tmp_path), device="cpu", kv_cache_dtype=dtype)).layers
-    assert [(each.head_size, each.head_size_v, each.is_latent) for each in layers] == [(272, 256, True)] * 4
+@pytest.mark.parametrize(("dtype", "most"), [("auto", 2e-6), ("bfloat16", 0.003), ("int8", 0.008), ("int4", 0.13)])
+def test_latents_of_fewer_bits_err_as_keys_and_values_do(dtype: str, most: float, tmp_path: Path) -> None:
+    """Bounds are twice what they err by here."""
+    sizes = {"kv_lora_rank": 256, "qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16}
+    make_checkpoint(tmp_path, "deepseek_v3", {**sizes, "first_k_dense_replace": 4})
+    model, token_ids = load_tiny(tmp_path, kv=dtype), make_prompts()
+    assert [(each.head_size, each.head_size_v, each.is_latent) for each in model.layers] == [(272, 256, True)] * 4
+    logits = runner_logits(model, token_ids, chunk=11)
+    assert relative_error(logits, reference_logits(load_reference(tmp_path), token_ids)) < most
 
 
 def test_latents_that_cannot_be_shared_in_few_bits_are_expanded(tmp_path: Path) -> None:
@@ -137,6 +140,16 @@ def test_an_adapter_of_up_projections_has_them_stay(tmp_path: Path) -> None:
     engine.load_adapter(str(others))
     with pytest.raises(AdapterError, match="kv_b_proj is no linear layer that can have an adapter"):
         engine.load_adapter(str(ups))
+
+
+def test_steps_do_the_same_products_and_read_latents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path, "deepseek_v3", {})
+    latent = load_tiny(tmp_path).size
+    monkeypatch.setattr(latent_attention, "_known_expansion", lambda: None)
+    expanded = load_tiny(tmp_path).size
+    assert latent.layer_flops == expanded.layer_flops
+    assert [each.bytes_per_token for each in latent.attention] == [4 * 4 * (16 + 8)]
+    assert [each.flops_per_pair for each in latent.attention] == [2 * 4 * 4 * (24 + 16)]
 
 
 def test_up_projections_are_not_quantized(tmp_path: Path) -> None:
