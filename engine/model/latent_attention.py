@@ -7,9 +7,9 @@ place (`engine.weights.latent_heads`).
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,21 +32,21 @@ _PROJECTION, _EXPANSION = "kv_b_proj", "expand_kv"
 def keep_latents(model: nn.Module, kv_dtype: torch.dtype) -> dict[nn.Module, nn.Module]:
     """Has attention layers of `model` hand on latents; returns these layers, each with its module that is replaced.
 
-    None are where a cache of `kv_dtype` cannot have values among the numbers of keys.
+    None are, with a warning, where their code is not known, or a cache of `kv_dtype` cannot have values among the
+    numbers of keys.
     """
-    replaced: dict[nn.Module, nn.Module] = {}
-    for each in [*_latent_layers(model)]:
-        attention = cast(Any, each)
-        rank = attention.kv_lora_rank
-        if is_quantized(kv_dtype) and not shares_rows(rank, attention.qk_rope_head_dim):
-            logger.warning(
-                "keys and values of all heads are cached: of few bits, latents of %d numbers cannot be", rank
-            )
-            break
-        projection = attention._modules[_PROJECTION]
-        replaced[each] = projection
-        setattr(each, _PROJECTION, LatentHeads(projection.weight, attention.num_heads, attention.qk_nope_head_dim))
-        setattr(each, _EXPANSION, _joined)
+    layers: list[Any] = [m for m in model.modules() if isinstance(m._modules.get(_PROJECTION), nn.Linear)]
+    if not all(map(_is_known, layers)):
+        logger.warning("keys and values of all heads are cached: this model's way of expanding latents is not known")
+        return {}
+    if is_quantized(kv_dtype) and not all(shares_rows(m.kv_lora_rank, m.qk_rope_head_dim) for m in layers):
+        logger.warning("keys and values of all heads are cached: latents of this size cannot be kept in few bits")
+        return {}
+    replaced = {attention: attention._modules[_PROJECTION] for attention in layers}
+    for attention, projection in replaced.items():
+        heads = LatentHeads(projection.weight, attention.num_heads, attention.qk_nope_head_dim)
+        setattr(attention, _PROJECTION, heads)
+        setattr(attention, _EXPANSION, _joined)
     return replaced
 
 
@@ -72,14 +72,10 @@ def has_latents(model: nn.Module) -> bool:
     return any(isinstance(each, LatentHeads) for each in model.modules())
 
 
-def _latent_layers(model: nn.Module) -> Iterator[nn.Module]:
-    for module in model.modules():
-        expansion = getattr(type(module), _EXPANSION, None)
-        if expansion is None or not is_same(expansion, _known_expansion()):
-            continue
-        projection = module._modules.get(_PROJECTION)
-        if isinstance(projection, nn.Linear) and is_linear(projection) and projection._parameters["bias"] is None:
-            yield module
+def _is_known(attention: nn.Module) -> bool:
+    expansion, projection = getattr(type(attention), _EXPANSION, None), attention._modules[_PROJECTION]
+    is_plain = projection is not None and is_linear(projection) and projection._parameters["bias"] is None
+    return is_plain and is_same(expansion, _known_expansion())
 
 
 def _known_expansion() -> object:

@@ -74,7 +74,8 @@ class _HeadWeights:
     """A matrix of each head, all of one shape [N, K]; all are one call into C++ where the kernels have them."""
 
     def __init__(self, weights: Tensor, pack: Pack) -> None:  # [H, N, K]
-        self.weights: Sequence[PackedWeight] = [pack(weight.contiguous()) for weight in weights]
+        contiguous = (weight.clone(memory_format=torch.contiguous_format) for weight in weights)
+        self.weights: Sequence[PackedWeight] = [*map(pack, contiguous)]  # off the mapped checkpoint file
         self._kernel: Any = None
         if all(isinstance(weight, KernelWeight) for weight in self.weights):
             packed = tuple(cast(KernelWeight, weight).packed for weight in self.weights)
