@@ -62,10 +62,7 @@ def _joined_coding(weights: list[TritonWeight]) -> Coding | None:
     codings = [weight.coding for weight in weights if weight.coding is not None]
     if not codings:
         return None
-    scales = torch.stack([each.scales for each in codings])
-    minimums = [each.minimums for each in codings if each.minimums is not None]
-    joined = codings[0]._replace(scales=scales, minimums=torch.stack(minimums) if minimums else None)
+    joined = codings[0]._replace(scales=torch.stack([each.scales for each in codings]))
     for number, weight in enumerate(weights):
-        own = None if joined.minimums is None else joined.minimums[number]
-        weight.coding = joined._replace(scales=scales[number], minimums=own)
+        weight.coding = joined._replace(scales=joined.scales[number])
     return joined

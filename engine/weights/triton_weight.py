@@ -23,15 +23,15 @@ class TritonWeight:
     def __init__(self, weight: Tensor) -> None:  # [N, K], in a number format of `DTYPES`
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         num_out, num_in = weight.shape
-        self.order = sum_order(num_out, num_in, self._multiplied_dtype)
+        self.order = sum_order(num_out, num_in, self._code_dtype)
         self.num_missing = -num_in % self.order.block_k
         self._num_segments = self.order.num_segments(num_in)
         self._shared_bytes = _shared_bytes(weight.device)
         self.rows = self._stored(weight.detach())
 
     @property
-    def _multiplied_dtype(self) -> torch.dtype:
-        """The number format in which tensor cores get numbers."""
+    def _code_dtype(self) -> torch.dtype:
+        """Of numbers or of their codes: see `sum_order`."""
         return self.dtype
 
     def _stored(self, weight: Tensor) -> Tensor:
@@ -59,13 +59,11 @@ class TritonWeight:
             raise RuntimeError(f"rows {[*x.shape]} in {x.dtype} do not fit a weight {[*self.shape]} in {self.dtype}")
 
     def _tile(self, num_rows: int) -> Tile:
-        are_codes = self.coding is not None
-        return tile_for(num_rows, self.shape[0], self._num_segments, self.dtype, self._shared_bytes, are_codes)
+        return tile_for(num_rows, self.shape[0], self._num_segments, self.dtype, self._shared_bytes, self.coding)
 
     @property
     def nbytes(self) -> int:
-        coding = () if self.coding is None else self.coding[:2]
-        return self.rows.nbytes + sum(tensor.nbytes for tensor in coding if tensor is not None)
+        return self.rows.nbytes + (0 if self.coding is None else self.coding.scales.nbytes)
 
 
 def _filled_up(rows: Tensor, num_missing: int) -> Tensor:

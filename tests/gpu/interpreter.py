@@ -1,5 +1,6 @@
 """Mends Triton's interpreter, which runs kernels on the CPU, where its numbers are not those of a GPU."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,28 @@ _convert_float = interpreter._convert_float
 
 
 def make_exact() -> None:
-    """Replaces the interpreter's product of matrices and its rounding to bfloat16 and e4m3.
+    """Replaces the interpreter's product of matrices, its rounding to bfloat16 and e4m3, and the instructions
+    that kernels name.
 
     Its own product takes the bits of bfloat16 for integers, and sums in an order that depends on the shapes. This one
     adds product by product, as every tile of a GPU does for each row. Its own conversions to bfloat16 and e4m3 cut off;
     those of a GPU round to the nearest number, and to an even one between two.
     """
     interpreter.InterpreterBuilder.create_dot = _dot
+    interpreter.InterpreterBuilder.create_inline_asm = _named
     interpreter._convert_float = _converted
+
+
+def _named(self, assembly, constraints, operands, types, is_pure, pack):  # type: ignore[no-untyped-def]
+    """The instructions that kernels name, on words of 32 bits: a & b | c, and a * b + c of two numbers in bfloat16."""
+    a, b, c = (np.ascontiguousarray(each.data) for each in operands)
+    if assembly == "lop3.b32 $0, $1, $2, $3, 0xEA;":
+        words = a & b | c
+    else:
+        assert assembly == "fma.rn.bf16x2 $0, $1, $2, $3;"
+        a, b, c = ((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in (a, b, c))
+        words = _converted(a * b + c, tl.float32, tl.bfloat16, None).view(np.int32)
+    return SimpleNamespace(get_result=lambda _: interpreter.TensorHandle(words, tl.int32))
 
 
 def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.cuda.linear import Coding, Rows, SumOrder, tile_sum
+from engine.kernels.cuda.linear import Coding, Rows, SumOrder, row_offsets, tile_sum
 
 __all__ = ["Experts", "SortedSlots", "add_slots", "multiply_by_experts", "sort_slots"]
 
@@ -31,7 +31,7 @@ class Experts(NamedTuple):
     number_type: torch.dtype
     """Of weights, or of their codes."""
     coding: Coding | None
-    """What codes stand for, if weights are codes: all scales and minimums are [E, N, G]."""
+    """What codes stand for, if weights are codes: all scales are [E, G / S, N, S]."""
 
 
 class SortedSlots(NamedTuple):
@@ -68,7 +68,7 @@ def multiply_by_experts(x: Rows, experts: Experts, by_expert: SortedSlots, is_so
         x.numbers,
         experts.addresses,
         x.numbers.new_empty(0, dtype=experts.number_type),
-        *(None, None) if coding is None else coding[:2],
+        None if coding is None else coding.scales,
         x.scales,
         experts.biases,
         y,
@@ -81,15 +81,15 @@ def multiply_by_experts(x: Rows, experts: Experts, by_expert: SortedSlots, is_so
         experts.order.segment,
         x.numbers.stride(0),
         experts.stride,
-        0 if coding is None else coding.scales.shape[2],
+        0 if coding is None else coding.scales.shape[1] * coding.scales.shape[3],
         IS_SORTED=is_sorted,
         EXPERTS=triton.next_power_of_2(num_experts),
         NUM_SEGMENTS=experts.order.num_segments(experts.num_in),
         BLOCK_N=block_n,
         BLOCK_T=block_t,
         BLOCK_K=experts.order.block_k,
-        GROUP=1 if coding is None else coding.group_size,
-        ARE_HALVES=coding is not None and coding.are_halves,
+        GROUP=0 if coding is None else coding.group_size,
+        BITS=0 if coding is None else coding.bits,
         num_warps=num_warps,
         num_stages=num_stages,
         enable_fp_fusion=False,
@@ -127,7 +127,7 @@ def _tile_for(mean_rows: float, dtype: torch.dtype, are_codes: bool) -> tuple[in
     if mean_rows <= 16:
         return 64, 16, 4, 2 if dtype == torch.float32 else 4
     if mean_rows <= 64 or dtype == torch.float32 or are_codes:
-        return 64, 64, 4, 2 if dtype == torch.float32 else 4
+        return 64, 64, 4, 2 if dtype == torch.float32 else 3 if are_codes else 4
     return 128, 128, 8, 3
 
 
@@ -152,10 +152,10 @@ def _sort_slots_kernel(chosen, slots, ends, num_slots, BLOCK: tl.constexpr):
 def _multiply_by_experts_kernel(
     x, addresses,
     numbers,  # none, of the type that weights have
-    scales, minimums, x_scales, biases, y, slots, ends, slots_of_row, num_experts, num_out, num_in, segment,
+    scales, x_scales, biases, y, slots, ends, slots_of_row, num_experts, num_out, num_in, segment,
     x_stride, weight_stride, num_groups,
     IS_SORTED: tl.constexpr, EXPERTS: tl.constexpr, NUM_SEGMENTS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, ARE_HALVES: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     expert, first, end = _rows_of_tile(tl.program_id(1), ends, num_experts, EXPERTS, BLOCK_T)
     if expert >= num_experts:
@@ -167,12 +167,12 @@ def _multiply_by_experts_kernel(
     rows = tl.minimum(place, end - 1) if IS_SORTED else slot // slots_of_row
     weight = tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(numbers.dtype.element_ty)), 16)
     row = tl.minimum(n, num_out - 1).to(tl.int64)
-    scale_at = (expert.to(tl.int64) * num_out + row) * num_groups
+    scale_at = expert.to(tl.int64) * num_groups * num_out + row * (4 if BITS == 4 else 1)
     x_rows = x + rows.to(tl.int64) * x_stride
+    weight_rows = weight + row_offsets(row, weight_stride, BLOCK_K, BITS)
+    scale_rows = None if scales is None else scales + scale_at
     total = tile_sum(
-        weight + row * weight_stride, x_rows, None if scales is None else scales + scale_at,
-        None if minimums is None else minimums + scale_at, None if x_scales is None else x_scales + rows,
-        0, segment, num_in, NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, ARE_HALVES,
+        weight_rows, x_rows, scale_rows, None if x_scales is None else x_scales + rows, 0, segment, num_in, num_out, NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, BITS,
     )  # fmt: skip
     if biases is not None:
         bias = tl.load(biases + expert.to(tl.int64) * num_out + n, mask=n < num_out, other=0.0)

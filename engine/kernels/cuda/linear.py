@@ -17,6 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "DTYPES",
+    "WORD_ROWS",
     "Coding",
     "Rows",
     "SumOrder",
@@ -31,7 +32,8 @@ __all__ = [
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats of weights and rows."""
 _BUSY_TILES = 128
-"""So many tiles at a time keep a large GPU busy. A constant, so that the order of sums is the same on all GPUs."""
+"""So many tiles at a time keep a large GPU busy, twice as many if they read codes. A constant, so that the order of
+sums is the same on all GPUs."""
 _STEP_BYTES = 128
 """Bytes of a row that one step of a tile multiplies: a line of the caches."""
 _OTHER_SHARED_BYTES = 1 << 10  # of a program, beside its stages
@@ -39,6 +41,9 @@ _WARP_GROUP_SHARED_BYTES = 200 << 10  # where there is more, tensor cores read x
 _MAX_SEGMENTS = 8
 _MIN_SEGMENT = 512  # numbers along K: shorter ones take longer to add than to sum
 _WIDE = 6144  # weight rows that suffice for tiles of 128 each to keep a GPU reading
+WORD_ROWS = 64
+"""Rows of a weight of integers whose words of one step lie side by side, as a tile reads them."""
+_WORD_ROWS = tl.constexpr(WORD_ROWS)
 _SUM_COLUMNS = 256  # of a program that adds segments
 
 
@@ -57,16 +62,18 @@ class SumOrder(NamedTuple):
 class Coding(NamedTuple):
     """What the codes of a weight [N, K] stand for.
 
-    Of integers, a number is code * scale + minimum, computed in float32 and rounded to the number format of the rows
-    that it multiplies. Codes in e4m3 are multiplied as they are, by rows in e4m3, and sums scaled by row and column.
+    Of integers, a number is code * scale + minimum, rounded once to the number format of the rows that it multiplies
+    (for float16, to float32 before). Codes in e4m3 are multiplied as they are, by rows in e4m3, and sums scaled by row
+    and column.
     """
 
-    scales: Tensor  # [N, G]; of e4m3 [N, 1]
-    minimums: Tensor | None = None  # [N, G]; None for e4m3
-    group_size: int = 1
-    """Integers along K with one scale, a multiple of those that a tile multiplies at once."""
-    are_halves: bool = False
-    """Whether a byte has two codes, of 4 bits: in its high bits that of a column half a step of a tile further on."""
+    scales: Tensor
+    """Of e4m3 [1, N, 1] in float32. Of integers [G / S, N, S] in int32, with S groups in a step: the bits of a scale,
+    and in the lower half those of a minimum, both in bfloat16. So they are wide enough to be copied ahead."""
+    bits: int = 0
+    """Of an integer, 8 or 4; 0 for e4m3."""
+    group_size: int = 0
+    """Integers along K with one scale."""
 
 
 class Tile(NamedTuple):
@@ -83,32 +90,71 @@ class Tile(NamedTuple):
 
 
 def sum_order(num_out: int, num_in: int, dtype: torch.dtype) -> SumOrder:
-    """Returns the order of sums of a weight [N, K] of that shape: segments enough to keep a GPU busy with one row."""
+    """Returns the order of sums of a weight [N, K] of that shape: segments enough to keep a GPU busy with one row.
+
+    `dtype` is that of the weight's numbers or, with 8 bits for integers of any size, of its codes.
+    """
     block_k = _STEP_BYTES // dtype.itemsize
-    wanted = _BUSY_TILES // triton.cdiv(num_out, 64)
+    wanted = (2 if dtype.itemsize == 1 else 1) * _BUSY_TILES // triton.cdiv(num_out, 64)
     num_segments = max(1, min(wanted, num_in // _MIN_SEGMENT, _MAX_SEGMENTS))
     return SumOrder(block_k, triton.cdiv(triton.cdiv(num_in, num_segments), 2 * block_k) * 2 * block_k)
 
 
 def tile_for(
-    num_rows: int, num_out: int, num_segments: int, dtype: torch.dtype, shared_bytes: int, are_codes: bool = False
+    num_rows: int,
+    num_out: int,
+    num_segments: int,
+    dtype: torch.dtype,
+    shared_bytes: int,
+    coding: Coding | None = None,
 ) -> Tile:
     """Returns the tile with which `num_rows` rows are multiplied on a GPU with so much shared memory a program."""
     if dtype == torch.float32:  # by threads, without tensor cores
-        block_n, block_t, num_warps, num_stages = 64, 16 if num_rows <= 16 else 64, 4, 2
-    elif num_rows <= 16:
-        block_n, block_t, num_warps, num_stages = (128, 16, 8, 8) if num_out >= _WIDE else (64, 16, 4, 8)
-    elif num_rows <= 64 or (are_codes and shared_bytes < _WARP_GROUP_SHARED_BYTES):
-        block_n, block_t, num_warps, num_stages = 64, min(64, triton.next_power_of_2(num_rows)), 4, 8
-    elif num_rows <= 128:
-        block_n, block_t, num_warps, num_stages = 64, 128, 4, 4
-    else:  # two sums of 128 x 256, of all segments and of one, do not fit into registers, nor one beside codes
-        is_wide = num_segments == 1 and not are_codes
-        block_n, block_t, num_warps, num_stages = (128, 256, 8, 3) if is_wide else (128, 128, 8, 4)
+        shape = 64, 16 if num_rows <= 16 else 64, 4, 2
+    elif coding is None:
+        shape = _shape_for_numbers(num_rows, num_out, num_segments)
+    elif coding.bits == 0:
+        shape = _shape_for_e4m3(num_rows, num_out, shared_bytes)
+    else:
+        shape = _shape_for_integers(num_rows, num_out, coding.bits, shared_bytes)
+    block_n, block_t, num_warps, num_stages = shape
     num_tiles = triton.cdiv(num_out, block_n) * triton.cdiv(num_rows, block_t)
     has_parallel_segments = num_segments > 1 and num_tiles <= _BUSY_TILES
-    stages_that_fit = (shared_bytes - _OTHER_SHARED_BYTES) // ((block_n + block_t) * _STEP_BYTES)
+    bits = 0 if coding is None else coding.bits
+    stage_bytes = (block_n + block_t) * _STEP_BYTES
+    if bits:  # of a step of as many numbers, with scales
+        stage_bytes = block_n * (_STEP_BYTES * bits // 8 + 16) + block_t * _STEP_BYTES * dtype.itemsize
+    stages_that_fit = (shared_bytes - _OTHER_SHARED_BYTES) // stage_bytes
     return Tile(block_n, block_t, num_warps, max(2, min(num_stages, stages_that_fit)), has_parallel_segments)
+
+
+def _shape_for_numbers(num_rows: int, num_out: int, num_segments: int) -> tuple[int, int, int, int]:
+    """Returns the sides of a tile, its warps and its stages."""
+    if num_rows <= 16:
+        return (128, 16, 8, 8) if num_out >= _WIDE else (64, 16, 4, 8)
+    if num_rows <= 64:
+        return 64, triton.next_power_of_2(num_rows), 4, 8
+    if num_rows <= 128:
+        return 64, 128, 4, 4
+    return (128, 256, 8, 3) if num_segments == 1 else (128, 128, 8, 4)  # two sums of 128 x 256 do not fit
+
+
+def _shape_for_e4m3(num_rows: int, num_out: int, shared_bytes: int) -> tuple[int, int, int, int]:
+    if num_rows <= 16:
+        return 128, 16, 8, 5
+    if num_rows <= 64 or shared_bytes < _WARP_GROUP_SHARED_BYTES:
+        is_wide = num_out >= 2 * _WIDE and num_rows > 32
+        return (128, 64, 8, 4) if is_wide else (64, min(64, triton.next_power_of_2(num_rows)), 4, 8)
+    return (64, 128, 4, 4) if num_rows <= 128 else (128, 128, 8, 4)
+
+
+def _shape_for_integers(num_rows: int, num_out: int, bits: int, shared_bytes: int) -> tuple[int, int, int, int]:
+    if num_rows <= 16:
+        return (64, 16, 4, 5) if bits == 4 else (128, 16, 4, 4)
+    if num_rows <= 64 or shared_bytes < _WARP_GROUP_SHARED_BYTES:
+        is_wide = num_out >= 2 * _WIDE and num_rows > 32
+        return (128, 64, 8, 4) if is_wide else (64, min(64, triton.next_power_of_2(num_rows)), 4, 5)
+    return (64, 128, 4, 3) if num_rows <= 128 else (128, 128, 8, 4)
 
 
 class Rows(NamedTuple):
@@ -139,7 +185,7 @@ def linear_in_segments(
 ) -> Tensor:
     """The product as `linear` has it; of a tile with parallel segments, what is still to be added: segments in their
     order, [segments, T, N] in float32, and the bias."""
-    (num_rows, num_in), num_out = x.numbers.shape, weight.shape[0]
+    (num_rows, num_in), num_out = x.numbers.shape, weight.shape[0] if coding is None else coding.scales.shape[-2]
     num_segments = order.num_segments(num_in)
     num_parallel = num_segments if tile.has_parallel_segments else 1
     is_split = num_parallel > 1
@@ -151,7 +197,7 @@ def linear_in_segments(
     _linear_kernel[(num_tiles, num_parallel)](
         x.numbers,
         weight,
-        *(None, None) if coding is None else coding[:2],
+        None if coding is None else coding.scales,
         x.scales,
         None if is_split else bias,
         out,
@@ -161,13 +207,12 @@ def linear_in_segments(
         order.segment,
         x.numbers.stride(0),
         weight.stride(0),
-        0 if coding is None else coding.scales.stride(0),
         BLOCK_N=tile.block_n,
         BLOCK_T=tile.block_t,
         BLOCK_K=order.block_k,
         NUM_SEGMENTS=num_segments // num_parallel,
-        GROUP=1 if coding is None else coding.group_size,
-        ARE_HALVES=coding is not None and coding.are_halves,
+        GROUP=0 if coding is None else coding.group_size,
+        BITS=0 if coding is None else coding.bits,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=False,
@@ -197,27 +242,26 @@ def _added(partials: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
-    x, weight, scales, minimums, x_scales, bias,
+    x, weight, scales, x_scales, bias,
     out,  # [T, N] of x's format, or [segments, T, N] in float32
-    num_rows, num_out, num_in, segment, x_stride, weight_stride, scales_stride,
+    num_rows, num_out, num_in, segment, x_stride, weight_stride,
     BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,  # that this program sums
-    GROUP: tl.constexpr, ARE_HALVES: tl.constexpr,
+    GROUP: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     tile_n, tile_t = _tile_of(tl.program_id(0), tl.cdiv(num_out, BLOCK_N), tl.cdiv(num_rows, BLOCK_T))
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     t = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
     # Past the ends, the last row is read again and nothing is written.
     row = tl.minimum(n, num_out - 1).to(tl.int64)
-    weight_rows = weight + row * weight_stride
+    weight_rows = weight + row_offsets(row, weight_stride, BLOCK_K, BITS)
     x_row = tl.minimum(t, num_rows - 1).to(tl.int64)
-    scale_rows = None if scales is None else scales + row * scales_stride
-    minimum_rows = None if minimums is None else minimums + row * scales_stride
+    scale_rows = None if scales is None else scales + row * (4 if BITS == 4 else 1)
     x_scale_rows = None if x_scales is None else x_scales + x_row
     start = tl.program_id(1) * segment
     total = tile_sum(
-        weight_rows, x + x_row * x_stride, scale_rows, minimum_rows, x_scale_rows, start, segment, num_in,
-        NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, ARE_HALVES,
+        weight_rows, x + x_row * x_stride, scale_rows, x_scale_rows, start, segment, num_in, num_out,
+        NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, BITS,
     )  # fmt: skip
     if bias is not None:
         total += tl.load(bias + n, mask=n < num_out, other=0.0).to(tl.float32)[:, None]
@@ -241,27 +285,27 @@ def tile_sum(
     weight_rows,  # pointers [BLOCK_N], as all but those of x
     x_rows,  # pointers [BLOCK_T]
     scale_rows,  # None for a weight of numbers
-    minimum_rows,  # None for one that is not of integers
     x_scale_rows,  # pointers [BLOCK_T]; None for rows of numbers
     start,
     segment,
     num_in,
+    num_out,
     NUM_SEGMENTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
-    ARE_HALVES: tl.constexpr,
+    BITS: tl.constexpr,
 ):
     """The products' sums [BLOCK_N, BLOCK_T] over so many segments of K, added in their order."""
     total = _segment_sum(
-        weight_rows, x_rows, scale_rows, minimum_rows, x_scale_rows, start, segment, num_in,
-        BLOCK_N, BLOCK_T, BLOCK_K, GROUP, ARE_HALVES,
+        weight_rows, x_rows, scale_rows, x_scale_rows, start, segment, num_in, num_out,
+        BLOCK_N, BLOCK_T, BLOCK_K, GROUP, BITS,
     )  # fmt: skip
     for number in range(1, NUM_SEGMENTS):
         total += _segment_sum(
-            weight_rows, x_rows, scale_rows, minimum_rows, x_scale_rows, start + number * segment, segment, num_in,
-            BLOCK_N, BLOCK_T, BLOCK_K, GROUP, ARE_HALVES,
+            weight_rows, x_rows, scale_rows, x_scale_rows, start + number * segment, segment, num_in,
+            num_out, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, BITS,
         )  # fmt: skip
     return total
 
@@ -271,39 +315,38 @@ def _segment_sum(
     weight_rows,
     x_rows,
     scale_rows,
-    minimum_rows,
     x_scale_rows,
     start,
     segment,
     num_in,
+    num_out,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
-    ARE_HALVES: tl.constexpr,
+    BITS: tl.constexpr,
 ):
     """The products' sums [BLOCK_N, BLOCK_T] over one segment of K, block by block from zero."""
-    PARTS: tl.constexpr = 2 if ARE_HALVES else 1
+    PARTS: tl.constexpr = 16 // BITS if BITS else 1  # of a step's columns, which words have side by side
     PART: tl.constexpr = BLOCK_K // PARTS
-    k = tl.arange(0, PART)
-    weights = weight_rows[:, None] + (start // PARTS + k)[None, :]
-    columns = x_rows[None, :] + (start + k)[:, None]
+    WORDS: tl.constexpr = PART // 2 if BITS else BLOCK_K
+    STRIDE: tl.constexpr = _WORD_ROWS * WORDS if BITS else BLOCK_K
+    weights = weight_rows[:, None] + (start // BLOCK_K * STRIDE + tl.arange(0, WORDS))[None, :]
+    columns = x_rows[None, :] + (start + tl.arange(0, PART))[:, None]
     total = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     for at in range(start, tl.minimum(start + segment, num_in), BLOCK_K):
-        codes, x = tl.load(weights), tl.load(columns)
-        if minimum_rows is None:
-            if x_scale_rows is None:
-                total = tl.dot(codes, x, total, input_precision="ieee")
-            else:  # from zero: tensor cores drop bits of long sums in e4m3
-                total += tl.dot(codes, x)
-        else:
-            low = codes & 15 if ARE_HALVES else codes
-            numbers = _numbers(low, scale_rows, minimum_rows, at // GROUP).to(x.dtype)
-            total = tl.dot(numbers, x, total, input_precision="ieee")
-            if ARE_HALVES:
-                numbers = _numbers(codes >> 4, scale_rows, minimum_rows, (at + PART) // GROUP).to(x.dtype)
-                total = tl.dot(numbers, tl.load(columns + PART), total, input_precision="ieee")
-        weights += PART
+        codes = tl.load(weights)
+        if BITS:
+            scales = _part_scales(scale_rows, at, num_out, BLOCK_N, BLOCK_K, GROUP)
+            for part in tl.static_range(PARTS):
+                x = tl.load(columns + part * PART)
+                numbers = _numbers(codes, part, scales[part], x.dtype, BLOCK_N, WORDS, BITS)
+                total = tl.dot(numbers, x, total, input_precision="ieee")
+        elif x_scale_rows is None:
+            total = tl.dot(codes, tl.load(columns), total, input_precision="ieee")
+        else:  # from zero: tensor cores drop bits of long sums in e4m3
+            total += tl.dot(codes, tl.load(columns))
+        weights += STRIDE
         columns += BLOCK_K
     if x_scale_rows is not None:
         total *= tl.load(scale_rows)[:, None] * tl.load(x_scale_rows)[None, :]
@@ -311,14 +354,87 @@ def _segment_sum(
 
 
 @triton.jit
-def _numbers(codes, scale_rows, minimum_rows, group):
-    """The numbers in float32 that integers of a byte [BLOCK_N, K] stand for.
+def row_offsets(row, stride, BLOCK_K: tl.constexpr, BITS: tl.constexpr):
+    """Where rows of a weight begin: of words of integers, those of some rows and one step lie side by side."""
+    WORDS: tl.constexpr = BLOCK_K * BITS // 32
+    return row // _WORD_ROWS * stride + row % _WORD_ROWS * WORDS if BITS else row * stride
 
-    2**23 with its lowest bits replaced is 2**23 more than they are, in far fewer cycles than a conversion takes.
+
+@triton.jit
+def _part_scales(scale_rows, at, num_out, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
+    """The scales [BLOCK_N] of each part of a step's columns: those of four groups, or of one that goes on."""
+    if GROUP >= BLOCK_K:
+        scales = tl.load(scale_rows + at // GROUP * num_out)
+        return scales, scales, scales, scales
+    else:  # noqa: RET505 (known when it is compiled)
+        tl.static_assert(BLOCK_K == 4 * GROUP)
+        pointers = scale_rows[:, None] + (at // BLOCK_K * num_out * 4 + tl.arange(0, 4))[None, :]
+        even, odd = tl.split(tl.load(pointers).reshape(BLOCK_N, 2, 2))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        return first, second, third, fourth
+
+
+@triton.jit
+def _numbers(
+    words, PART: tl.constexpr, scales, NUMBER: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr,
+    BITS: tl.constexpr,
+):  # fmt: skip
+    """The numbers of a part of a step's columns [BLOCK_N, 2 * WORDS], two of a word, with one scale a row."""
+    if NUMBER.is_bf16():
+        scale = ((scales & -65536) | (scales >> 16 & 0xFFFF))[:, None].broadcast_to(BLOCK_N, WORDS)
+        minimum = ((scales << 16) | (scales & 0xFFFF))[:, None].broadcast_to(BLOCK_N, WORDS)
+        pairs = _multiplied_and_added(_integer_pairs(words, PART, BLOCK_N, WORDS, BITS), scale, minimum)
+        low = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        high = (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        return tl.join(low, high).reshape(BLOCK_N, 2 * WORDS)
+    integers = tl.join(_integers(words, PART, BITS), _integers(words >> 16, PART, BITS)).reshape(BLOCK_N, 2 * WORDS)
+    scale = (scales & -65536).to(tl.float32, bitcast=True)[:, None].broadcast_to(BLOCK_N, 2 * WORDS)
+    minimum = (scales << 16).to(tl.float32, bitcast=True)[:, None].broadcast_to(BLOCK_N, 2 * WORDS)
+    return tl.fma(integers, scale, minimum).to(NUMBER)
+
+
+@triton.jit
+def _integers(words, PART: tl.constexpr, BITS: tl.constexpr):
+    """The integers of words' lower halves in float32; those of 8 bits divided by 64, as the pairs below."""
+    if BITS == 4:
+        return (words >> (4 * PART) & 15).to(tl.float32)
+    return ((words >> (7 * PART) & 127) + (128 - (words >> (14 + PART) & 1) * 128)).to(tl.float32) / 64
+
+
+@triton.jit
+def _integer_pairs(words, PART: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr, BITS: tl.constexpr):
+    """The integers of words in bfloat16, two in each; those of 8 bits divided by 64.
+
+    A power of two whose lowest bits are replaced is so much more than they are, in far fewer cycles than a conversion
+    takes: 128 for 4 bits. Of 8 bits, 2 is 2 more than the lowest 7 over 64; the highest one is kept inverted, in the
+    place where it makes that 2, which is subtracted where it is set.
     """
-    integers = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-    scale, minimum = tl.load(scale_rows + group).to(tl.float32), tl.load(minimum_rows + group).to(tl.float32)
-    return integers * scale[:, None] + minimum[:, None]
+    if BITS == 4:
+        one = tl.full((BLOCK_N, WORDS), 0x3F803F80, tl.int32)
+        less = tl.full((BLOCK_N, WORDS), 0x4300C300 - (1 << 31), tl.int32)  # -128
+        return _multiplied_and_added(_with_bits(words >> (4 * PART), 0x000F000F, 0x43004300), one, less)
+    minus_one = tl.full((BLOCK_N, WORDS), 0x3F80BF80 - (1 << 31), tl.int32)
+    more = _with_bits(words >> (7 * PART), 0x007F007F, 0x40004000)
+    return _multiplied_and_added(words >> PART & 0x40004000, minus_one, more)
+
+
+@triton.jit
+def _with_bits(words, MASK: tl.constexpr, BITS: tl.constexpr):
+    """words & MASK | BITS in one instruction, where a compiler takes two."""
+    bits = tl.full(words.shape, BITS, tl.int32)
+    mask = tl.full(words.shape, MASK, tl.int32)
+    return tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [words, mask, bits], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _multiplied_and_added(a, b, c):
+    """a * b + c of two numbers in bfloat16 at once, each rounded once; a compiler would take such pairs apart."""
+    return tl.inline_asm_elementwise(
+        "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
