@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cuda.linear import WORD_ROWS, Coding, Rows
+from engine.kernels.cuda.integers import WORD_ROWS
+from engine.kernels.cuda.linear import Coding, Rows
 from engine.kernels.cuda.row_quantization import LARGEST_E4M3, quantized_rows
 from engine.weights.affine_quantization import BITS, GROUP_SIZES, quantize
 from engine.weights.quantized_weight import check_finite

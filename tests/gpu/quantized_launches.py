@@ -4,7 +4,8 @@ import torch
 from triton.runtime import driver
 
 from engine.kernels.cuda.experts import Experts, multiply_by_experts, sort_slots
-from engine.kernels.cuda.linear import WORD_ROWS, Coding, Rows, linear, sum_order, tile_for
+from engine.kernels.cuda.integers import WORD_ROWS
+from engine.kernels.cuda.linear import Coding, Rows, linear, sum_order, tile_for
 from engine.kernels.cuda.row_quantization import quantized_rows
 from tests.gpu.cross_compile import SHARED_KIB
 

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.cuda.linear import Coding, Rows, SumOrder, row_offsets, tile_sum
+from engine.kernels.cuda.integers import row_offsets
+from engine.kernels.cuda.linear import Coding, Rows, SumOrder, tile_sum
 
 __all__ = ["Experts", "SortedSlots", "add_slots", "multiply_by_experts", "sort_slots"]
 
@@ -171,8 +172,10 @@ def _multiply_by_experts_kernel(
     x_rows = x + rows.to(tl.int64) * x_stride
     weight_rows = weight + row_offsets(row, weight_stride, BLOCK_K, BITS)
     scale_rows = None if scales is None else scales + scale_at
+    x_scale_rows = None if x_scales is None else x_scales + rows
     total = tile_sum(
-        weight_rows, x_rows, scale_rows, None if x_scales is None else x_scales + rows, 0, segment, num_in, num_out, NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, BITS,
+        weight_rows, x_rows, scale_rows, x_scale_rows, 0, segment, num_in, num_out,
+        NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K, GROUP, BITS,
     )  # fmt: skip
     if biases is not None:
         bias = tl.load(biases + expert.to(tl.int64) * num_out + n, mask=n < num_out, other=0.0)
