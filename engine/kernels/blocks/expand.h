@@ -98,10 +98,16 @@ inline PartF load_signed_bytes(const uint8_t* bytes) {
 }
 
 inline PartF load_unsigned_bytes(const uint8_t* bytes) {
+#if defined(__AVX512F__)
+  return (PartF)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
+#elif defined(__AVX2__)
+  return (PartF)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
+#else
   typedef uint8_t Bytes __attribute__((vector_size(kPartLanes)));
   Bytes all;
   std::memcpy(&all, bytes, sizeof(all));
   return __builtin_convertvector(__builtin_convertvector(all, PartI), PartF);
+#endif
 }
 
 // Powers of two with the exponents that bytes hold, halved: the codes of such a kind are doubled.
