@@ -46,6 +46,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     """Weight quantization of linear layers and experts: none, int8, int4, or on CUDA fp8. On the CPU their activations
     are quantized to 8 bits, those of the head to 16; on CUDA with fp8 alone."""
+    gguf_activations: str = "float32"
+    """What multiplies weights in the blocks of a GGUF file, on the CPU: float32, or int8, rows that are rounded to 8
+    bits. See `engine.weights.activation_quantization`."""
     draft_model: str | None = None
     """A draft model: the directory or hub id of a smaller one with the same tokenizer. See
     `engine.model.draft_model`."""
@@ -163,6 +166,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_choice("quantization", self.quantization, ("none", "fp8", "int8", "int4"))
+        _check_choice("gguf_activations", self.gguf_activations, ("float32", "int8"))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "int4"))
         self._check_drafts()
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
@@ -178,6 +182,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
             return
         for flag, value, everywhere in (
+            ("--gguf-activations", self.gguf_activations, ("float32",)),
             ("--draft-quantization", self.draft_quantization, ("none",)),
             ("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16")),
             ("--kv-store", self.kv_store, (None,)),

@@ -34,6 +34,7 @@ def kv_fingerprint(config: EngineConfig, info: EngineInfo, cache: KVCache, state
         "attention": info.attention,
         "linear": info.linear,
         "quantization": config.quantization,
+        "gguf_activations": config.gguf_activations,
         "dtype": info.dtype,
         "block": [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in chain.from_iterable(cache.layers)],
         "hidden states": None if cache.hidden is None else (cache.hidden.dtype, tuple(cache.hidden.shape[1:])),

@@ -25,6 +25,7 @@ def load_draft_model(config: EngineConfig, target: LoadedModel, max_model_len: i
     if (head_config := find_head_config(config.draft_model)) is not None:
         return load_eagle_head(config, target, head_config)
     settings = {"model": config.draft_model, "revision": None, "draft_model": None, "draft_quantization": "none"}
+    settings |= {"gguf_activations": "float32"}  # of the model's own weights
     own = {"quantization": config.draft_quantization, "dtype": str(target.dtype).removeprefix("torch.")}
     model = load_model(msgspec.structs.replace(config, **settings, **own, device=target.device.type))
     if model.states:

@@ -128,7 +128,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
         weights_fingerprint=fingerprint,
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
         size=size_of(module, text_config, calls, kv_dtype),
-        linear=_linear_name(kernels, device, config.quantization),
+        linear=_linear_name(kernels, device, config),
         has_kernels=kernels is not None,
         draft=draft,
     )
@@ -222,15 +222,24 @@ def _self_draft(
 def _prepare_linears(
     config: EngineConfig, module: PreTrainedModel, has_kernels: bool, group: RankGroup
 ) -> LinearReport:
-    report = prepare_linears(module, has_kernels, config.quantization, group, cut_modules(module, group))
+    rounds_rows = config.gguf_activations == "int8"
+    cuts = cut_modules(module, group)
+    report = prepare_linears(module, has_kernels, config.quantization, group, cuts, rounds_rows)
+    if rounds_rows and not report.has_rounded_rows:
+        raise ConfigError(
+            "--gguf-activations int8 is for weights that the CPU kernels multiply in the blocks of a GGUF file, and "
+            f"{config.model} has none here: leave it out, or --dtype and --quantization."
+        )
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
     return report
 
 
-def _linear_name(kernels: KernelInfo | None, device: torch.device, quantization: str) -> str:
+def _linear_name(kernels: KernelInfo | None, device: torch.device, config: EngineConfig) -> str:
     backend = "Triton" if device.type == "cuda" else f"twostep {kernels.isa}" if kernels else "torch, fixed tiles"
-    return backend if quantization == "none" else f"{backend}, {quantization} weights"
+    if config.gguf_activations != "float32":
+        return f"{backend}, {config.gguf_activations} activations"
+    return backend if config.quantization == "none" else f"{backend}, {config.quantization} weights"
 
 
 def _describe(error: BaseException) -> str:

@@ -47,6 +47,7 @@ def packed_key(config: EngineConfig) -> str | None:
         "checkpoint": checkpoint,
         "dtype": config.dtype,
         "quantization": config.quantization,
+        "gguf_activations": config.gguf_activations,
         "kv_cache_dtype": config.kv_cache_dtype,
         "kernels": kernels.path.name,
         "versions": [importlib.metadata.version(name) for name in ("torch", "transformers", "safetensors")],

@@ -279,7 +279,8 @@ def _state_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
 
 
 def _ceilings(config: EngineConfig, model: LoadedModel, group: RankGroup) -> Ceilings:
-    quantization = config.quantization if model.has_kernels else "none"  # torch multiplies dequantized weights
+    quantization = config.quantization if config.gguf_activations == "float32" else config.gguf_activations
+    quantization = quantization if model.has_kernels else "none"  # torch multiplies dequantized weights
     own = measure_ceilings(model.device, model.dtype, model.weight_bytes, quantization)
     return ceilings_of_all(own, group)
 

@@ -4,7 +4,7 @@
 not convert.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -82,6 +82,7 @@ class LinearReport:
     num_routers: int
     packed_bytes: int  # held by all of these now, and by embeddings in blocks
     unconverted: tuple[str, ...]  # matrices left to torch: with any here, batch invariance is not guaranteed
+    has_rounded_rows: bool  # whether a weight rounds the rows that it multiplies because `rounds_rows` said so
 
 
 def prepare_linears(
@@ -90,15 +91,16 @@ def prepare_linears(
     quantization: str = "none",
     group: RankGroup = ALONE,
     cuts: Mapping[nn.Module, Cut] = MappingProxyType({}),
+    rounds_rows: bool = False,
 ) -> LinearReport:
     """Swaps the linear layers of `model` in place, one after the other, so that memory grows by one layer at most.
 
     A weight shared with an embedding is copied: the embedding keeps its rows, the linear layer gets its own. Only a
     weight that stays in blocks is shared. One of several ranks gets its part of each layer: as `cuts` have it, else an
-    even part of the columns, which are gathered.
+    even part of the columns, which are gathered. With `rounds_rows`, weights in the blocks of GGUF round rows.
     """
     is_on_gpu = any(parameter.device.type == "cuda" for parameter in model.parameters())
-    packing = packing_for(quantization, kernels_available, is_on_gpu)
+    packing = packing_for(quantization, kernels_available, is_on_gpu, rounds_rows)
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     head_weight = None if head is None else head._parameters.get("weight")
     swapped: dict[nn.Module, Packed] = {}
@@ -125,6 +127,7 @@ def prepare_linears(
         + sum(embedding_bytes)
         + sum(router_bytes),
         unconverted=tuple(_unconverted(model)),
+        has_rounded_rows=any(getattr(own_part(each), "rounds_rows", False) for each in _weights_of(swapped.values())),
     )
 
 
@@ -138,6 +141,11 @@ def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 def is_linear(module: nn.Module) -> bool:
     """Whether the module computes exactly F.linear: a subclass may change that, and so may a hook."""
     return type(module).forward in (nn.Linear.forward, Conv1D.forward) and not has_hooks(module)
+
+
+def _weights_of(modules: Iterable[Packed]) -> Iterator[PackedWeight]:
+    for module in modules:
+        yield from (module.packed,) if isinstance(module, PackedLinear) else (*module.up.weights, *module.down.weights)
 
 
 def _is_router(module: nn.Module) -> bool:

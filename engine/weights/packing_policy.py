@@ -33,11 +33,15 @@ class Packing:
     packs those of latent heads, whose errors reach all scores."""
 
 
-def packing_for(quantization: str, kernels_available: bool, is_on_gpu: bool = False) -> Packing:
-    """Returns how to pack each kind of weight; `quantization` is none, fp8 on a GPU, or a name in `BITS`."""
+def packing_for(
+    quantization: str, kernels_available: bool, is_on_gpu: bool = False, rounds_rows: bool = False
+) -> Packing:
+    """Returns how to pack each kind of weight; `quantization` is none, fp8 on a GPU, or a name in `BITS`. Without one,
+    weights in the blocks of GGUF may round the rows that they multiply."""
     dense = functools.partial(_pack, kernels_available=kernels_available)
     if quantization == "none":
-        return Packing(layers=dense, head=dense, routers=dense)
+        stored = functools.partial(dense, rounds_rows=rounds_rows)
+        return Packing(layers=stored, head=stored, routers=dense)
     if is_on_gpu:
         from engine.weights.triton_quantized_weight import triton_quantized  # CPU builds of torch bring no Triton
 
@@ -69,7 +73,7 @@ def check_quantization(quantization: str, device: torch.device) -> None:
         )
 
 
-def _pack(weight: Tensor, kernels_available: bool) -> PackedWeight:
+def _pack(weight: Tensor, kernels_available: bool, rounds_rows: bool = False) -> PackedWeight:
     """Packs a weight as it is stored if the kernels multiply that, else its numbers."""
-    stored = keep_blocks(weight) if kernels_available else None
+    stored = keep_blocks(weight, rounds_rows) if kernels_available else None
     return stored or pack_weight(weight, kernels_available)

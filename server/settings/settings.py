@@ -24,7 +24,7 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.client.admission import AdmissionLimits
-from engine.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
+from engine.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig, StepLimits
 from engine.core.errors import ConfigError
 from engine.host.cache_home import cache_home
 from server.settings.adapters import adapter_sources
@@ -154,6 +154,9 @@ class Settings(BaseSettings):
     quantization: Literal["none", "fp8", "int8", "int4"] = setting(
         "Model", "none", "Weights of 8 or 4 bits; on the CPU activations are rounded to 8. fp8 is for GPUs."
     )
+    gguf_activations: Literal["float32", "int8"] = setting(
+        "Model", "float32", "int8: round what multiplies a GGUF file's integers to 8 bits, on the CPU; faster."
+    )
     max_model_len: PositiveInt | None = setting(
         "Model", None, "Longest prompt + output; default: the model's limit, or what fits into the KV cache."
     )
@@ -185,9 +188,7 @@ class Settings(BaseSettings):
     block_size: PositiveInt = setting("Engine", 16, "Tokens per KV block.")
     free_window_blocks: bool = setting("Engine", True, "Give back KV blocks that no window sees any more, if possible.")
     kv_cache_dtype: Literal["auto", "bfloat16", "int8", "int4"] = setting(
-        "Engine",
-        "auto",
-        "Number format of KV; auto: that of activations. 8 or 4 bits, on the CPU, hold longer contexts.",
+        "Engine", "auto", "Number format of KV; auto: that of activations. 8 or 4 bits (CPU) hold longer contexts."
     )
     kv_cache_memory_bytes: ByteSize | None = setting(
         "Engine",
@@ -231,10 +232,7 @@ class Settings(BaseSettings):
         le=MAX_SPECULATIVE_TOKENS,
     )
     draft_model: str | None = setting(
-        "Engine",
-        None,
-        "Draft with this smaller model of the same tokenizer, or EAGLE-3 head. Answers stay the same.",
-        "MODEL",
+        "Engine", None, "Draft with this smaller model of the same tokenizer, or EAGLE-3 head; same answers.", "MODEL"
     )
     draft_quantization: Literal["none", "int8", "int4"] = setting(
         "Engine",
@@ -332,6 +330,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         device=settings.device,
         dtype=settings.dtype,
         quantization=settings.quantization,
+        gguf_activations=settings.gguf_activations,
         adapters=adapter_sources(settings.lora, settings.model_names),
         max_adapters=settings.max_loras,
         max_adapter_rank=settings.max_lora_rank,
@@ -343,9 +342,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         kv_cache_bytes=None if settings.kv_cache_memory_bytes is None else int(settings.kv_cache_memory_bytes),
         state_cache_bytes=None if settings.state_cache_memory_bytes is None else int(settings.state_cache_memory_bytes),
         state_checkpoint_interval=settings.state_checkpoint_interval,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        target_itl_ms=settings.target_itl_ms,
+        **{name: getattr(settings, name) for name in StepLimits.__struct_fields__},
         max_prefill_tokens_per_gap=settings.max_prefill_tokens_per_gap,
         enable_prefix_caching=settings.enable_prefix_caching,
         prefix_retention_share=settings.prefix_retention_share,

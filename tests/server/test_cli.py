@@ -158,6 +158,7 @@ def test_what_needs_no_library_is_refused_before_anything_is_loaded(tmp_path: Pa
         (["--draft-quantization", "int4", "--quantization", "int4"], "--draft-quantization int4"),
         (["--quantization", "fp8", "--device", "cpu"], "--quantization fp8 runs on GPUs only"),
         (["--draft-quantization", "int4", "--device", "cuda"], "--draft-quantization int4 runs on the CPU only"),
+        (["--gguf-activations", "int8", "--device", "cuda"], "--gguf-activations int8 runs on the CPU only"),
         (["--kv-store", "kept", "--device", "cuda"], "--kv-store kept runs on the CPU only"),
         (["--dtype", "float16", "--device", "cpu"], "--dtype float16 is not supported on the CPU"),
         (["--draft-model", "/nowhere"], "/nowhere is not a checkpoint directory"),

@@ -7,19 +7,29 @@ most 24 significant bits, so that float32 holds them exactly; what has an offset
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.checkpoint.gguf.block_types import NUMBER_OF, BlockType
 
-__all__ = ["BlockCodec", "Expander"]
+__all__ = ["BlockCodec", "Blocks", "Expander"]
 
 Expander = Callable[[Tensor, int], Tensor]
 """Returns the numbers [R, K] in float32 of rows [R, bytes] and the number of their type."""
 
+
+class Blocks(NamedTuple):
+    """What rows of blocks, or single blocks, consist of: groups of numbers `codes * scales + offsets`."""
+
+    codes: Tensor  # [R, G, S] int8
+    scales: Tensor  # [R, G] float32
+    offsets: Tensor | None  # [R, G] float32
+
+
 Groups = tuple[Tensor, Tensor, Tensor | None]
-"""Of B blocks: codes [B, G, S] int8, scales [B, G] and offsets [B, G] float32."""
+"""The members of `Blocks` for single blocks."""
 
 _INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -50,9 +60,15 @@ class BlockCodec:
             return rows.view(_DENSE[self.kind.name]).float()
         if self.expander is not None:
             return self.expander(rows, NUMBER_OF[self.kind])
-        codes, scales, offsets = _GROUPS[self.kind.name](rows.reshape(-1, self.kind.num_bytes))
+        codes, scales, offsets = self.read(rows)
         numbers = codes * scales[..., None]
         return (numbers if offsets is None else numbers.add_(offsets[..., None])).view(len(rows), -1)
+
+    def read(self, rows: Tensor) -> Blocks:
+        """Returns what rows [R, bytes] of integers consist of."""
+        codes, scales, offsets = _GROUPS[self.kind.name](rows.reshape(-1, self.kind.num_bytes))
+        codes, scales = codes.view(len(rows), -1, codes.shape[-1]), scales.view(len(rows), -1)
+        return Blocks(codes, scales, None if offsets is None else offsets.view(len(rows), -1))
 
 
 _DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -16,7 +16,7 @@
 #include "attention/quantized_rows.h"
 #include "base/sizes.h"
 #include "base/vec.h"
-#include "quantized/int_dot.h"
+#include "base/int_dot.h"
 
 namespace twostep::attention {
 

@@ -39,14 +39,17 @@ class BlockWriter {
   using Size = Sizes<Kind>;
 
  public:
-  explicit BlockWriter(uint8_t* to) : to_(to) {}
+  BlockWriter(uint8_t* to, bool is_for_integers) : to_(to), is_for_integers_(is_for_integers) {}
 
   void add(const Block& block, int64_t column) {
     for (int i = 0; i < Kind::kHalves; ++i) std::memcpy(to_ + 2 * (i * kColumns + column), &block.halves[i], 2);
     for (int g = 0; g < Kind::kGroups; ++g) {
       for (int i = 0; i < Kind::kLevels; ++i) levels_of(g)[i * kColumns + column] = block.levels[i][g];
     }
-    for (int i = 0; i < Kind::kNumbers; ++i) codes_[i * kColumns + column] = block.codes[i];
+    for (int i = 0; i < Kind::kNumbers; ++i) {
+      uint8_t* codes = codes_ + i / Kind::kGroup * Size::kCodes;
+      codes[place_of(i % Kind::kGroup, column, is_for_integers_)] = block.codes[i];
+    }
   }
 
   void write_codes() const {
@@ -64,17 +67,18 @@ class BlockWriter {
   uint8_t* levels_of(int group) const { return to_ + Size::kHalves + group * Size::kGroup; }
 
   uint8_t* const to_;
+  const bool is_for_integers_;
   uint8_t codes_[Kind::kNumbers * kColumns] = {};
 };
 
 template <class Kind>
-void pack_panel(const StoredRow* rows, int64_t num_rows, int64_t num_blocks, uint8_t* panel) {
+void pack_panel(const StoredRow* rows, int64_t num_rows, int64_t num_blocks, bool is_for_integers, uint8_t* panel) {
   using Size = Sizes<Kind>;
   for (int64_t column = 0; column < num_rows; ++column) {
     std::memcpy(panel + column * Size::kRowFactors, rows[column].at, Size::kRowFactors);
   }
   for (int64_t i = 0; i < num_blocks; ++i) {
-    BlockWriter<Kind> writer(panel + Size::kFactors + i * Size::kBlock);
+    BlockWriter<Kind> writer(panel + Size::kFactors + i * Size::kBlock, is_for_integers);
     for (int64_t column = 0; column < num_rows; ++column) {
       Block block;
       Kind::read(rows[column].at + Size::kRowFactors + i * Kind::kBytes, block);
@@ -109,8 +113,8 @@ std::vector<StoredRow> rows_of(at::TensorList pieces, at::IntArrayRef kinds, int
 }
 
 // Stored rows of a weight [N, K], in pieces of one kind each -> the packed weight; nothing where a panel would have
-// rows of several kinds.
-std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kinds) {
+// rows of several kinds. What is `for_integers` is multiplied by rows of integers.
+std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kinds, bool for_integers) {
   TORCH_CHECK(!pieces.empty() && pieces.size() == kinds.size(), "each piece has a kind");
   const int64_t k = numbers_of(kinds[0], pieces[0].size(-1));
   const std::vector<StoredRow> rows = rows_of(pieces, kinds, k);
@@ -128,19 +132,21 @@ std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kin
   at::Tensor packed = zeros_in_huge_pages({size}, pieces[0].options());
   uint8_t* to = packed.mutable_data_ptr<uint8_t>();
   auto& header = *reinterpret_cast<Header*>(to);
-  header.size = size, header.n = n, header.k = k, header.columns = kColumns;
+  header.size = size, header.n = n, header.k = k, header.columns = kColumns, header.is_for_integers = for_integers;
   std::copy(panels.begin(), panels.end(), header.panels);
   run_tasks(num_panels, false, [&](int64_t i) {
     const int64_t first = i * kColumns;
     with_kind(panels[i].kind, [&]<class Kind>() {
-      pack_panel<Kind>(&rows[first], std::min<int64_t>(kColumns, n - first), k / Kind::kNumbers, to + panels[i].offset);
+      const int64_t count = std::min<int64_t>(kColumns, n - first);
+      pack_panel<Kind>(&rows[first], count, k / Kind::kNumbers, for_integers, to + panels[i].offset);
     });
   });
   return packed;
 }
 
 // Writes the numbers [count, K] of some columns of a panel.
-void expand_columns(const Reader& reader, const uint8_t* panel, int64_t first, int64_t count, int64_t k, float* to) {
+void expand_columns(const Reader& reader, const uint8_t* panel, bool is_for_integers, int64_t first, int64_t count,
+                    int64_t k, float* to) {
   static thread_local Group group;
   group.factors = panel;
   const uint8_t* block = panel + reader.factor_bytes;
@@ -150,7 +156,7 @@ void expand_columns(const Reader& reader, const uint8_t* panel, int64_t first, i
       for (int64_t column = first; column < first + count; ++column) {
         float* row = to + (column - first) * k + start;
         for (int64_t i = 0; i < reader.group; ++i) {
-          const auto code = int8_t(group.codes[i * kColumns + column]);
+          const auto code = int8_t(group.codes[place_of(i, column, is_for_integers)]);
           row[i] = float(code) * group.scales[column] + group.offsets[column];
         }
       }
@@ -162,7 +168,7 @@ void expand_columns(const Reader& reader, const uint8_t* panel, int64_t first, i
 void expand_row(const Header& header, int64_t row, float* to) {
   const int64_t panel = row / kColumns;
   const Reader reader = reader_of(header.panels[panel].kind);
-  expand_columns(reader, header.start_of(panel), row % kColumns, 1, header.k, to);
+  expand_columns(reader, header.start_of(panel), header.is_for_integers, row % kColumns, 1, header.k, to);
 }
 
 // Stored rows [N, bytes] of one kind -> their numbers [N, K] float32, those of a panel after the other.
@@ -177,8 +183,8 @@ at::Tensor expand_blocks(const at::Tensor& stored, int64_t kind) {
     run_tasks(divide_up(n, kColumns), false, [&](int64_t i) {
       const int64_t first = i * kColumns, count = std::min<int64_t>(kColumns, n - first);
       std::vector<uint8_t> panel(Sizes<Kind>::kFactors + num_blocks * Sizes<Kind>::kBlock);
-      pack_panel<Kind>(&rows[first], count, num_blocks, panel.data());
-      expand_columns(Reader::of<Kind>(), panel.data(), 0, count, k, to + first * k);
+      pack_panel<Kind>(&rows[first], count, num_blocks, false, panel.data());
+      expand_columns(Reader::of<Kind>(), panel.data(), false, 0, count, k, to + first * k);
     });
   });
   return out;
@@ -203,7 +209,7 @@ at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers) 
 }  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, m) {
-  m.def("pack_blocks(Tensor[] rows, int[] kinds) -> Tensor?");
+  m.def("pack_blocks(Tensor[] rows, int[] kinds, bool for_integers=False) -> Tensor?");
   m.def("expand_blocks(Tensor rows, int kind) -> Tensor");
   m.def("take_block_rows(Tensor packed, Tensor numbers) -> Tensor");
 }

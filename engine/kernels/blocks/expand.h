@@ -18,7 +18,7 @@ namespace twostep::blocks {
 struct alignas(64) Group {
   uint8_t buffer[kMostGroup * kColumns];  // of other codes
   float scales[kColumns], offsets[kColumns];
-  const uint8_t* codes;    // [numbers along K, kColumns] int8
+  const uint8_t* codes;    // int8, at the places of place_of
   const uint8_t* factors;  // [kColumns] float32, of a panel that has them
 };
 
@@ -164,10 +164,12 @@ struct Reader {
   void (*expand)(const uint8_t* block, int64_t group, Group& to);
   int64_t group, groups, block_bytes;  // numbers of a group along K, groups of a block, bytes of a block of a panel
   int64_t factor_bytes;                // of a panel
+  bool has_offsets;                    // other than zero
 
   template <class Kind>
   static constexpr Reader of() {
-    return {expand_kind<Kind>, Kind::kGroup, Kind::kGroups, Sizes<Kind>::kBlock, Sizes<Kind>::kFactors};
+    using Size = Sizes<Kind>;
+    return {expand_kind<Kind>, Kind::kGroup, Kind::kGroups, Size::kBlock, Size::kFactors, Kind::kHalves == 2};
   }
 
  private:

@@ -3,8 +3,9 @@
 // A panel begins with the factors of its columns, if its kind has them. Then it has one block of all its columns after
 // the other along K. Such a block begins with the halves, column by column; then come the groups, each with its levels,
 // column by column, and its codes in two planes, of the low bits and of the high ones. In a plane the codes of all
-// columns for one place along K follow each other, and parts of it share bytes: the lowest bits of all bytes are those
-// of the first codes, the next bits those of the codes after them.
+// columns for one place along K follow each other, or in a weight for rows of integers four along K of one column, and
+// then those of the next. Parts of a plane share bytes: the lowest bits of all bytes are those of the first codes, the
+// next bits those of the codes after them.
 
 #pragma once
 
@@ -40,12 +41,18 @@ struct Panel {
 // What a packed weight begins with.
 struct Header {
   int64_t size, n, k, columns;  // bytes in all, sizes of the weight, columns of a panel
+  int64_t is_for_integers;      // whether it is multiplied by rows of integers
   Panel panels[];
 
   const uint8_t* start_of(int64_t panel) const {
     return reinterpret_cast<const uint8_t*>(this) + panels[panel].offset;
   }
 };
+
+// Where a group has the code of a place along K.
+inline int64_t place_of(int64_t i, int64_t column, bool is_for_integers) {
+  return is_for_integers ? (i / 4 * kColumns + column) * 4 + i % 4 : i * kColumns + column;
+}
 
 inline const Header& header_of(const void* packed) { return *static_cast<const Header*>(packed); }
 

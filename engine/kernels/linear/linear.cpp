@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "linear/rounded_blocks.h"
 #include "linear/vector.h"
 
 #if defined(__AMX_BF16__)
@@ -97,7 +98,13 @@ bool fits(const at::Tensor& packed, at::ScalarType dtype, int64_t n, int64_t k) 
          packed.is_contiguous() && packed.scalar_type() == dtype;
 }
 
-void multiply_bytes(Problems<float> problems) { vector::multiply_blocks(problems); }
+// Weights in blocks that are multiplied by rows of integers have a loop of their own.
+void multiply_bytes(Problems<float> problems) {
+  ProblemList<float> rounded, exact;
+  for (const auto& p : problems) (blocks::header_of(p.packed).is_for_integers ? rounded : exact).push_back(p);
+  if (!rounded.empty()) vector::multiply_rounded(rounded);
+  if (!exact.empty()) vector::multiply_blocks(exact);
+}
 
 void multiply_bytes([[maybe_unused]] Problems<at::BFloat16> problems) {
 #if defined(__AVX2__)

@@ -9,7 +9,7 @@
 
 #include "base/sizes.h"
 #include "base/vec.h"
-#include "quantized/int_dot.h"
+#include "base/int_dot.h"
 #include "quantized/quantize.h"
 
 namespace twostep::quantizing {

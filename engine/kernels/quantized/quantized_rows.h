@@ -13,7 +13,7 @@
 #include "base/hadamard.h"
 #include "base/vec.h"
 #include "linear/problem.h"
-#include "quantized/int_dot.h"
+#include "base/int_dot.h"
 
 namespace twostep::integers {
 
@@ -77,21 +77,6 @@ template <class Element>
 Vec load_up_to(const Element* row, int64_t start, int64_t end) {
   if (start + kLanes <= end) return load(row + start);
   return start < end ? load_first(row + start, end - start) : Vec{};
-}
-
-// Returns the bits of each lane's larger magnitude as an integer. Those of infinity and NaN are larger than all others.
-inline Dots larger(Dots largest, Vec x) {
-  unroll<kParts>([&](auto i) {
-    const PartI magnitude = (PartI)x.part[i] & 0x7fffffff;
-    largest.part[i] = magnitude > largest.part[i] ? magnitude : largest.part[i];
-  });
-  return largest;
-}
-
-inline float fold_larger(const Dots& magnitudes) {
-  typedef int32_t QuadI __attribute__((vector_size(16)));
-  return fold(each_part([&](int i) { return (PartF)magnitudes.part[i]; }),
-              [](Quad a, Quad b) { return (QuadI)a > (QuadI)b ? a : b; });
 }
 
 // Rounds a group of one row, which is padded with zeros to a whole step; its scale is NaN if a number is not finite.

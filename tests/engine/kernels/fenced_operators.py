@@ -153,6 +153,8 @@ def _blocks() -> Iterator[Case]:
             for count in ROWS:
                 inputs = torch.randn(count, k), packed, torch.randn(n), n
                 yield f"linear in blocks {name} and {count} rows", ops.linear, inputs
+                rounded = inputs[0], ops.pack_blocks([rows], [number], True), *inputs[2:]
+                yield f"linear of rounded rows in blocks {name} and {count} rows", ops.linear, rounded
 
 
 def _packing(dtype: torch.dtype) -> Iterator[Case]:

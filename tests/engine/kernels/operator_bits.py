@@ -44,7 +44,7 @@ def _operators() -> Iterator[tuple[str, bytes]]:
 
 def _family(case: str) -> str:
     """`linear, not coded of [1, 1] and 3 rows, torch.float32` is of `linear, float32`."""
-    operator = re.split(r",| of ", case)[0]
+    operator = re.split(r",| of (?!rounded)", case)[0]
     dtype = re.search(r"torch\.(\w+)$", case)
     return f"{operator}, {dtype[1]}" if dtype else operator
 

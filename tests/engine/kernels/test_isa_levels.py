@@ -68,6 +68,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "linear_int4": FUSED,
     "take_block_rows": ALL,
     "linear in blocks": FUSED,
+    "linear of rounded rows in blocks": ALL,
     "linear, float32": FUSED,
     "linear, bfloat16": BFLOAT16_PRODUCTS,
     "experts, float32": FUSED,

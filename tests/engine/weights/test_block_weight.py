@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,48 +15,17 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from engine.checkpoint.gguf.block_types import BLOCK_TYPES
 from engine.checkpoint.gguf.blocks import BlockCodec
-from engine.checkpoint.published.codecs import NvFp4
 from engine.checkpoint.stored_tensor import StoredRows, StoredTensor
 from engine.weights.block_weight import BlockEmbedding, BlockWeight, keep_blocks
 from engine.weights.linear import PackedLinear, prepare_linears
 from engine.weights.moe import PackedExperts
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.packing_policy import packing_for
-from tests.engine.checkpoint.gguf_files import stored
+from tests.engine.weights.stored_weights import GGUF_KINDS, KINDS, MOST_COLUMNS, Kind, name_of, nvfp4, weight_of
 
 pytestmark = pytest.mark.usefixtures("ops", "two_threads")
 
-Kind = Type | Literal["NVFP4"]
-GGUF_KINDS = [Type(number) for number, kind in BLOCK_TYPES.items() if kind.num_numbers > 1]
-KINDS: list[Kind] = [*GGUF_KINDS, "NVFP4"]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 64, 97, 193, 400)
-MOST_COLUMNS = 64  # of a panel
-
-
-def name_of(kind: Kind) -> str:
-    return "NVFP4" if kind == "NVFP4" else kind.name
-
-
-def nvfp4(codes: Tensor, scales: Tensor, factors: Tensor) -> StoredTensor:
-    """Codes [..., K] as they are stored, with scales [..., K / 16] in 8 bits, and factors [...]."""
-    rows = (codes[..., ::2] | codes[..., 1::2] << 4).flatten(0, -2), scales.flatten(0, -2), factors.reshape(-1, 1)
-    return StoredTensor([StoredRows(NvFp4(), rows)], codes.shape, torch.float32)
-
-
-def random_nvfp4(shape: tuple[int, ...], seed: int) -> StoredTensor:
-    generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(16, shape, dtype=torch.uint8, generator=generator)
-    scales = torch.rand(*shape[:-1], shape[-1] // 16, generator=generator) * 448
-    factors = torch.rand(shape[:-1], generator=generator) * 1e-3  # each row's its own, as where projections are joined
-    return nvfp4(codes, scales.to(torch.float8_e4m3fn), factors)
-
-
-def weight_of(kind: Kind, *shape: int, seed: int = 0) -> StoredTensor:
-    if kind == "NVFP4":
-        return random_nvfp4(shape, seed)
-    numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-    raw = torch.from_numpy(stored(numbers, kind)).view(-1, stored(numbers[..., :1, :], kind).shape[-1])
-    return StoredTensor([StoredRows(BlockCodec(BLOCK_TYPES[kind.value]), (raw,))], shape, torch.float32)
 
 
 def packed(weight: Tensor) -> BlockWeight:

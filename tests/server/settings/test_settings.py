@@ -50,6 +50,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "reasoning_parser": ("think", "think"),
     "dtype": ("bfloat16", "bfloat16"),
     "quantization": ("int4", "int4"),
+    "gguf_activations": ("int8", "int8"),
     "max_model_len": ("99", 99),
     "device": ("cpu", "cpu"),
     "num_threads": ("2", 2),

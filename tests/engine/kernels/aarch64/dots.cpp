@@ -4,7 +4,7 @@
 #include "base/activations.h"
 #include "base/hadamard.h"
 #include "checks.h"
-#include "quantized/int_dot.h"
+#include "base/int_dot.h"
 
 namespace {
 

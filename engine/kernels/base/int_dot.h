@@ -36,6 +36,21 @@ inline Dots to_integers(Vec numbers) {
   return integers;
 }
 
+// Returns the bits of each lane's larger magnitude as an integer. Those of infinity and NaN are larger than all others.
+inline Dots larger(Dots largest, Vec x) {
+  unroll<kParts>([&](auto i) {
+    const PartI magnitude = (PartI)x.part[i] & 0x7fffffff;
+    largest.part[i] = magnitude > largest.part[i] ? magnitude : largest.part[i];
+  });
+  return largest;
+}
+
+inline float fold_larger(const Dots& magnitudes) {
+  typedef int32_t QuadI __attribute__((vector_size(16)));
+  return fold(each_part([&](int i) { return (PartF)magnitudes.part[i]; }),
+              [](Quad a, Quad b) { return (QuadI)a > (QuadI)b ? a : b; });
+}
+
 // The low bytes of sixteen integers.
 inline void store_low_bytes(int8_t* to, const Dots& integers) {
   typedef int8_t PartB __attribute__((vector_size(kPartLanes)));
