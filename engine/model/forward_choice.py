@@ -22,9 +22,11 @@ from engine.mixers.state import StateCache
 from engine.model.decoder_parts import DecoderParts, RotaryParts, linear_parts
 from engine.model.fused_modules import FusedNorm, Rotation
 from engine.model.kernel_forward import KernelForward
+from engine.model.kernel_head import HeadParts, KernelHeadForward
 from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
 from engine.model.known import code_fingerprint
-from engine.runner.forward import Forward, TransformersForward
+from engine.model.mtp_head import MtpInput, join_parts
+from engine.runner.forward import Forward, HeadForward, HeadInput, TransformersForward, TransformersHeadForward
 from engine.runner.model_inputs import build_inputs
 from engine.weights.block_weight import BlockEmbedding
 from engine.weights.gathered_embedding import GatheredEmbedding
@@ -33,7 +35,7 @@ from engine.weights.linear import PackedLinear
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 
-__all__ = ["FAMILIES", "choose_forward", "decoder_parts", "is_known"]
+__all__ = ["FAMILIES", "choose_forward", "choose_head_forward", "decoder_parts", "is_known"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +100,22 @@ def choose_forward(
         return KernelForward(parts, cache)
     _warn_if_expected(module, "it computes something else")
     return plain
+
+
+def choose_head_forward(
+    module: PreTrainedModel, join: HeadInput, cache: KVCache, backend: AttentionBackend
+) -> HeadForward:
+    """Returns the fastest forward pass for this head, whose `module` of one layer reads what `join` makes."""
+    parts = join_parts(join) if isinstance(join, MtpInput) else None
+    if parts is not None and backend is cpu and is_known(module):
+        forward = choose_forward(module, cache, backend)
+        if isinstance(forward, KernelForward) and _is_embedding_plain(forward.parts):
+            return KernelHeadForward(HeadParts(parts, forward.parts), cache)
+    return TransformersHeadForward(module, join, cache, backend)
+
+
+def _is_embedding_plain(parts: DecoderParts) -> bool:
+    return parts.embedding.dtype != torch.uint8 and parts.embedding_scale is None and parts.after_embedding is None
 
 
 def _warn_if_expected(module: PreTrainedModel, reason: str) -> None:

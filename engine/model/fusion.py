@@ -30,7 +30,7 @@ from engine.model.known.recurrent import is_delta_net, is_short_convolution
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
 
-__all__ = ["fuse_between_layers", "fuse_modules", "fuse_norms"]
+__all__ = ["fuse_between_layers", "fuse_modules", "fuse_norms", "fuse_rms_norms"]
 
 
 def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
@@ -49,9 +49,14 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
 
 def fuse_norms(model: PreTrainedModel) -> None:
     """Swaps the norms only: their sums have another order, while the other swaps change no bit of a result."""
-    replace_modules(model, lambda module: _fused_norm(module, model.dtype))
+    fuse_rms_norms(model, model.dtype)
     if model.device.type == "cpu" and code_fingerprint.is_decoder(model.base_model):
         replace_modules(model, lambda module: _fused_layer_norm(module, model.dtype))
+
+
+def fuse_rms_norms(module: nn.Module, dtype: torch.dtype) -> None:
+    """Swaps the RMSNorms of this type."""
+    replace_modules(module, lambda each: _fused_norm(each, dtype))
 
 
 def fuse_between_layers(model: PreTrainedModel) -> None:

@@ -26,6 +26,11 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.host.available_memory import is_memory_shortage
 from engine.model.filled_parameters import fill_parameters
+from engine.model.fused_modules import FusedRMSNorm
+from engine.model.fusion import fuse_rms_norms
+from engine.model.kernel_head import JoinParts
+from engine.model.kernel_layer import norm_parts
+from engine.model.known.linears import is_known_linear, parts_of_linear
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe
@@ -35,7 +40,7 @@ from engine.runner.forward import HeadInput
 from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.weights.linear import prepare_linears
 
-__all__ = ["MtpInput", "load_mtp_head"]
+__all__ = ["MtpInput", "join_parts", "load_mtp_head"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +94,19 @@ class MtpInput(HeadInput):
         super().__init__()
         self.embedding_norm, self.hidden_norm = copy.deepcopy(norm), copy.deepcopy(norm)
         self.projection = nn.Linear(2 * hidden_size, hidden_size, bias=False, dtype=dtype)
-        self._is_hidden_first = is_hidden_first
+        self.is_hidden_first = is_hidden_first
 
     def forward(self, embeddings: Tensor, hidden: Tensor) -> Tensor:  # [T, H], [T, H] -> [T, H]
         parts = self.embedding_norm(embeddings), self.hidden_norm(hidden)
-        return cast(Tensor, self.projection(torch.cat(parts[::-1] if self._is_hidden_first else parts, dim=-1)))
+        return cast(Tensor, self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1)))
+
+
+def join_parts(join: MtpInput) -> JoinParts | None:
+    """Returns the parts of a head's input; None unless the kernels know all of them."""
+    one, other, projection = join.embedding_norm, join.hidden_norm, join.projection
+    if isinstance(one, FusedRMSNorm) and isinstance(other, FusedRMSNorm) and is_known_linear(projection):
+        return JoinParts(norm_parts(one), norm_parts(other), parts_of_linear(projection), join.is_hidden_first)
+    return None
 
 
 def load_mtp_head(config: EngineConfig, model: LoadedModel) -> DraftModel | None:
@@ -138,6 +151,8 @@ def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: M
     norm = cast(nn.Module, cast(Any, module.base_model).norm)
     join = MtpInput(norm, model.hidden_size, model.dtype, layout.is_hidden_first).to(model.device)
     fill_parameters(join, {n.removeprefix(_JOIN): tensor for n, tensor in tensors.items() if n.startswith(_JOIN)})
+    if model.device.type == "cpu" and model.has_kernels:
+        fuse_rms_norms(join, model.dtype)
     text_config = module.config.get_text_config(decoder=True)
     if has_latents(model.module):
         keep_latents(module, model.kv_dtype)

@@ -2,6 +2,7 @@
 
 from engine.attention import AttentionBackend
 from engine.attention.kv_cache import KVCache
+from engine.model.kernel_head import HeadParts, KernelHeadForward
 from engine.runner.forward import Forward, HeadForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.proposer import HeadProposer, ModelProposer, NoProposer, Proposer
@@ -20,11 +21,13 @@ def draft_forward(model: LoadedModel, cache: KVCache, backend: AttentionBackend)
     """Returns the forward pass of the draft model over `cache`, which is that of all layers; None if there is none."""
     if model.draft is None:
         return None
-    from engine.model.forward_choice import choose_forward  # imports transformers' models, for seconds
-
     own = cache.of_layers(slice(len(model.layers), None)) if model.draft.layers else cache
+    if isinstance(model.draft.module, HeadParts):
+        return KernelHeadForward(model.draft.module, own)
+    from engine.model.forward_choice import choose_forward, choose_head_forward  # imports transformers, for seconds
+
     if model.draft.join is not None:
-        return HeadForward(model.draft.module, model.draft.join, own, backend)
+        return choose_head_forward(model.draft.module, model.draft.join, own, backend)
     return choose_forward(model.draft.module, own, backend)
 
 

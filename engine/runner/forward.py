@@ -1,5 +1,6 @@
 """The forward pass, from a batch's inputs to the logits of its positions, through the model code of transformers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
@@ -21,7 +22,16 @@ from engine.weights.adapters import rows_with_adapters
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Forward", "ForwardOutput", "HeadForward", "HeadInput", "HiddenOf", "TransformersForward", "kept_rows"]
+__all__ = [
+    "Forward",
+    "ForwardOutput",
+    "HeadForward",
+    "HeadInput",
+    "HiddenOf",
+    "TransformersForward",
+    "TransformersHeadForward",
+    "kept_rows",
+]
 
 HiddenOf = tuple[int, ...] | None
 """Which hidden states a pass gives at all positions: the inputs of these layers; an empty one stands for those of the
@@ -123,23 +133,33 @@ class HeadInput(nn.Module):
         return hidden
 
 
-class HeadForward:
+class HeadForward(ABC):
     """Runs an MTP or EAGLE-3 head, a model of one layer, on what `join` makes of each token's embedding and of the
     hidden state of the token before it."""
 
-    def __init__(self, module: "PreTrainedModel", join: HeadInput, cache: KVCache, backend: AttentionBackend) -> None:
+    def __init__(self, join: HeadInput) -> None:
         self.hidden_of = join.hidden_of
-        self._forward = TransformersForward(module, cache, backend)
-        self._embedding = cast(nn.Module, module.get_input_embeddings())
         self._join = join
 
+    @abstractmethod
     def __call__(self, inputs: ModelInputs, hidden: Tensor, kept: Sequence[int]) -> ForwardOutput:
         """Computes the batch from `hidden` [num_tokens, hidden_size], with results at the `kept` positions."""
-        return self._forward.of_embeddings(self._join(self._embedding(inputs.token_ids), hidden), inputs, kept)
 
     def kept_of(self, hidden: Tensor) -> Tensor:
         """Returns what is kept [num_tokens, hidden_size] of the model's hidden states `hidden_of`."""
         return self._join.kept_of(hidden)
+
+
+class TransformersHeadForward(HeadForward):
+    """Runs any head by the code of its module."""
+
+    def __init__(self, module: "PreTrainedModel", join: HeadInput, cache: KVCache, backend: AttentionBackend) -> None:
+        super().__init__(join)
+        self._forward = TransformersForward(module, cache, backend)
+        self._embedding = cast(nn.Module, module.get_input_embeddings())
+
+    def __call__(self, inputs: ModelInputs, hidden: Tensor, kept: Sequence[int]) -> ForwardOutput:
+        return self._forward.of_embeddings(self._join(self._embedding(inputs.token_ids), hidden), inputs, kept)
 
 
 @contextmanager

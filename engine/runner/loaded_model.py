@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,9 +10,6 @@ from engine.attention.kv_cache import HiddenShape, LayerShape, bytes_per_block
 from engine.core.machine import ModelSize
 from engine.mixers.state import StateShape
 from engine.runner.forward import HeadInput
-
-if TYPE_CHECKING:  # it takes seconds to import, and a model that is kept packed needs none of it
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +19,9 @@ class DraftModel:
     its draft tokens.
     """
 
-    module: "PreTrainedModel"
-    """The draft model's module; parameters and buffers of a self-speculative one that are not rounded are shared with
-    the target model's."""
+    module: Any
+    """The draft model's module, or what the kernels run in its place (`engine.model.kernel_head`); parameters and
+    buffers of a self-speculative one that are not rounded are shared with the target model's."""
     size: ModelSize
     """Bytes and operations of one draft pass, which adds a draft token to each request."""
     layers: tuple[LayerShape, ...] = ()

@@ -1,6 +1,7 @@
 """What a head computes of a text, and drafts behind it."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,9 +43,11 @@ def head_of(model: LoadedModel) -> tuple[ModelRunner, HeadProposer]:
     return ModelRunner(model, cache, choose_forward(model.module, cache, backend, states), proposer), proposer
 
 
-def computed_chain(model: LoadedModel, text: Sequence[int], num_drafts: int) -> tuple[Tensor, list[int]]:
-    """Returns the head's logits at each token of the text, which is computed in several steps, and the greedy draft
-    that follows it."""
+def computed_chain(
+    model: LoadedModel, text: Sequence[int], num_drafts: int, cuts: Sequence[int] = (19, 20)
+) -> tuple[Tensor, list[int]]:
+    """Returns the head's logits at each token of the text, which is computed in steps that end at the `cuts`, and the
+    greedy draft that follows it."""
     runner, proposer = head_of(model)
     recorded = RecordedHead(proposer._forward)
     proposer._forward = recorded  # type: ignore[assignment]
@@ -58,7 +61,7 @@ def computed_chain(model: LoadedModel, text: Sequence[int], num_drafts: int) -> 
         )
 
     last = len(text) - 1
-    for start, end in ((0, 19), (19, 20), (20, last)):
+    for start, end in pairwise((0, *cuts, last)):
         runner.prefill(Batch(Phase.PREFILL, (share(start, end),)))
     drafted = runner.draft(Batch(Phase.DECODE, (share(last, last + 1, num_wanted=num_drafts),)))
     return torch.cat(recorded.logits)[: len(text)], [*drafted.requests[0].draft]

@@ -17,9 +17,11 @@ from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.kernels import load_kernels
+from engine.model import forward_choice
 from engine.model.forward_choice import choose_forward
 from engine.model.kernel_forward import KernelForward
-from engine.runner.forward import TransformersForward
+from engine.model.kernel_head import KernelHeadForward
+from engine.runner.forward import TransformersForward, TransformersHeadForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
 from tests.crossed import crossed
@@ -100,6 +102,36 @@ def test_it_computes_what_transformers_does(architecture: str, tmp_path: Path) -
     computed, drafted = computed_chain(load_with_head(path, "float32"), TEXT, 4)
     assert torch.allclose(computed, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
     assert drafted == draft
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("llama", {}),
+        ("qwen2", {}),
+        ("glm4_moe", {}),
+        ("llama", {"dtype": "float32"}),
+        ("llama", {"quantization": "int8"}),
+    ],
+)
+def test_in_one_call_it_computes_the_same_bits(
+    architecture: str, settings: dict[str, Any], model_with_head: ModelWithHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if load_kernels() is None:
+        pytest.skip("no kernels here")
+    model = model_with_head(architecture, **settings)
+    assert isinstance(head_of(model)[1]._forward, KernelHeadForward)
+    logits, draft = computed_chain(model, TEXT, 4)
+    monkeypatch.setattr(forward_choice, "is_known", lambda module: False)
+    assert isinstance(head_of(model)[1]._forward, TransformersHeadForward)
+    plain_logits, plain_draft = computed_chain(model, TEXT, 4)
+    assert torch.equal(logits, plain_logits) and draft == plain_draft
+
+
+def test_it_reads_longer_chunks_than_any_before(model_with_head: ModelWithHead) -> None:
+    model, text = model_with_head("llama"), [(7 * at + 3) % 190 for at in range(75)]
+    (together, draft), (apart, same) = (computed_chain(model, text, 3, cuts) for cuts in ((), (19, 20, 30)))
+    assert torch.equal(together, apart) and draft == same
 
 
 def test_each_request_gets_the_draft_that_it_would_alone(model_with_head: ModelWithHead) -> None:
