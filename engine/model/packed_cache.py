@@ -20,8 +20,9 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, reason_of
 from engine.host.mkl_warmup import warm_up_vector_functions
 from engine.model.decoder_parts import DecoderParts
+from engine.model.kernel_head import HeadParts
 from engine.model.packed_file import DamagedFileError, read_packed, write_packed
-from engine.model.packed_key import packed_key
+from engine.model.packed_key import packed_key, wants_head
 from engine.runner.loaded_model import LoadedModel
 
 __all__ = ["PackedCache"]
@@ -60,9 +61,10 @@ class PackedCache:
         logger.info("packed weights read from %s in %.1f s", path, time.monotonic() - started_s)
         return model
 
-    def keep(self, model: LoadedModel, parts: DecoderParts) -> None:
-        """Keeps the configured model, whose decoder has these parts, if its files are those that there were before."""
-        if self._key is None or _key_of(self._config) != self._key:
+    def keep(self, model: LoadedModel, parts: DecoderParts, head: HeadParts | None = None) -> None:
+        """Keeps the configured model, whose decoder has these parts, and so its MTP head, if its files are those that
+        there were before. A model is not kept without a head that its checkpoint brings."""
+        if self._key is None or _key_of(self._config) != self._key or (head is None) == wants_head(self._config):
             return
         if model.weight_bytes > self._config.packed_cache_bytes:
             logger.info(
@@ -72,7 +74,7 @@ class PackedCache:
         path = self._path(self._key)
         try:
             with _written_beside(path) as unfinished:
-                write_packed(unfinished, model, parts)
+                write_packed(unfinished, model, parts, head)
             _delete_unused(path.parent, self._config.packed_cache_bytes)
         except OSError as error:
             logger.warning("packed weights cannot be kept in %s: %s", path.parent, error.strerror)

@@ -16,18 +16,36 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from engine.attention.kv_cache import LayerShape
+from engine.core.machine import ModelSize
 from engine.host.huge_pages import HUGE_PAGE, empty_in_huge_pages
 from engine.model.content_digest import add_content
 from engine.model.decoder_parts import DecoderParts
-from engine.runner.loaded_model import LoadedModel
+from engine.model.kernel_head import HeadParts, KernelMtpInput
+from engine.runner.loaded_model import DraftModel, LoadedModel
 
 __all__ = ["DamagedFileError", "read_packed", "write_packed"]
 
-_NOT_KEPT = ("module", "draft")
+_NOT_KEPT, _OF_PARTS = ("module", "draft"), ("parts", "head")
 _DTYPES = {torch.uint8: "U8", torch.int8: "I8", torch.bfloat16: "BF16", torch.float32: "F32"}
 """Types of tensors that there are in a decoder's parts, by their names in the format."""
+
+
+class _HeadFacts(msgspec.Struct):
+    """Everything that is known of its MTP head."""
+
+    parts: HeadParts
+    size: ModelSize
+    layers: tuple[LayerShape, ...]
+
+
 _Facts = msgspec.defstruct(
-    "_Facts", [("parts", DecoderParts), *((f.name, f.type) for f in fields(LoadedModel) if f.name not in _NOT_KEPT)]
+    "_Facts",
+    [
+        ("parts", DecoderParts),
+        ("head", _HeadFacts | None),
+        *((f.name, f.type) for f in fields(LoadedModel) if f.name not in _NOT_KEPT),
+    ],
 )
 """Everything that is known of a loaded model, with the parts of its decoder in place of its module."""
 
@@ -36,21 +54,24 @@ class DamagedFileError(Exception):
     """A file is not what `write_packed` wrote."""
 
 
-def write_packed(path: Path, model: LoadedModel, parts: DecoderParts) -> None:
-    """Writes a model without drafts, whose decoder has these parts, to a file and to the disk. Raises OSError."""
+def write_packed(path: Path, model: LoadedModel, parts: DecoderParts, head: HeadParts | None = None) -> None:
+    """Writes a model, whose decoder has these parts, to a file and to the disk; of drafts, an MTP head of these parts.
+    Raises OSError."""
     tensors: list[Tensor] = []
-    numbers: dict[int, int] = {}  # of tensors by their ids: an embedding in blocks may be the head, too
+    numbers: dict[object, int] = {}  # of tensors by where they are: an embedding in blocks may be the head, too
 
     def encode(value: object) -> object:
         if isinstance(value, Tensor):
-            number = numbers.setdefault(id(value), len(tensors))
+            place = value.data_ptr(), value.dtype, value.shape, value.stride()
+            number = numbers.setdefault(place, len(tensors))
             if number == len(tensors):
                 tensors.append(value)
             return number
         return str(value).removeprefix("torch.")  # a dtype or a device
 
-    known = {name: getattr(model, name) for name in _Facts.__struct_fields__ if name != "parts"}
-    facts = msgspec.msgpack.encode(_Facts(parts=parts, **known), enc_hook=encode)
+    known = {name: getattr(model, name) for name in _Facts.__struct_fields__ if name not in _OF_PARTS}
+    draft = None if head is None or model.draft is None else _HeadFacts(head, model.draft.size, model.draft.layers)
+    facts = msgspec.msgpack.encode(_Facts(parts=parts, head=draft, **known), enc_hook=encode)
     content = {str(index): tensor.contiguous() for index, tensor in enumerate(tensors)}
     content["facts"] = torch.frombuffer(bytearray(facts), dtype=torch.uint8)
     with path.open("wb") as file:
@@ -95,8 +116,10 @@ def _model_of(content: Mapping[str, Tensor]) -> LoadedModel:
         return torch.device(value) if kind is torch.device else getattr(torch, value)
 
     facts: Any = msgspec.msgpack.decode(content["facts"].numpy().tobytes(), type=_Facts, dec_hook=decode)
-    known = {name: getattr(facts, name) for name in _Facts.__struct_fields__ if name != "parts"}
-    return LoadedModel(module=cast(DecoderParts, facts.parts), draft=None, **known)
+    known = {name: getattr(facts, name) for name in _Facts.__struct_fields__ if name not in _OF_PARTS}
+    head: _HeadFacts | None = facts.head
+    draft = DraftModel(head.parts, head.size, head.layers, KernelMtpInput(head.parts.join)) if head else None
+    return LoadedModel(module=cast(DecoderParts, facts.parts), draft=draft, **known)
 
 
 def _own_memory(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from engine.host.code_digest import digests_of_packages, library_settings
 from engine.kernels import load_kernels
 from engine.kernels.cpu_features import cpu_flags
 
-__all__ = ["packed_key"]
+__all__ = ["packed_key", "wants_head"]
 
 _CODE = ("attention", "checkpoint", "host", "kernels", "mixers", "model", "runner", "weights")
 """Packages of the engine whose code runs when a model is loaded."""
@@ -31,13 +31,12 @@ _TICK_S = 0.05
 
 def packed_key(config: EngineConfig) -> str | None:
     """Returns the name of the model's file, 32 hexadecimal digits; None for a model that no file can stand for: on
-    another device than the CPU, without kernels, with a draft model or an MTP head, or with the checkpoint's own code.
+    another device than the CPU, without kernels, with a draft model, or with the checkpoint's own code.
 
     Also None if files changed just now: they might change once more without another time. Raises ModelError or OSError.
     """
     has_drafts = config.draft_model is not None or config.draft_quantization != "none"
     is_on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
-    has_drafts = has_drafts or (config.may_load_head and brings_head(config.model, config.revision))
     if config.trust_remote_code or has_drafts or not is_on_cpu or (kernels := load_kernels()) is None:
         return None
     checkpoint = _checkpoint(config)
@@ -46,6 +45,7 @@ def packed_key(config: EngineConfig) -> str | None:
     parts = {
         "checkpoint": checkpoint,
         "dtype": config.dtype,
+        "head": wants_head(config),
         "quantization": config.quantization,
         "gguf_activations": config.gguf_activations,
         "kv_cache_dtype": config.kv_cache_dtype,
@@ -58,6 +58,11 @@ def packed_key(config: EngineConfig) -> str | None:
         "code": digests_of_packages(_CODE),
     }
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def wants_head(config: EngineConfig) -> bool:
+    """Whether the model is to draft with an MTP head that its checkpoint brings."""
+    return config.may_load_head and brings_head(config.model, config.revision)
 
 
 def _checkpoint(config: EngineConfig) -> object | None:

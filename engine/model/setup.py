@@ -27,6 +27,7 @@ from engine.mixers.state import StateCache, bytes_per_slot
 from engine.model.adapters import ModelAdapters, load_adapters
 from engine.model.decoder_parts import DecoderParts
 from engine.model.kernel_forward import KernelForward
+from engine.model.kernel_head import KernelHeadForward
 from engine.model.machine_ceilings import measure_ceilings
 from engine.model.packed_cache import PackedCache
 from engine.model.proposal import draft_forward, proposer_of
@@ -117,7 +118,7 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
     forward, drafting = _forward(model.module, cache, backend, states), draft_forward(model, cache, backend)
     forward = _recorded(config, forward, cache, max_model_len)
     if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
-        packed_cache.keep(model, forward.parts)
+        packed_cache.keep(model, forward.parts, drafting.parts if isinstance(drafting, KernelHeadForward) else None)
     totals = totals_of(model, cache, states, group)
     name = backend.__name__.rpartition(".")[2]
     return ReadyModel(model, cache, groups, states, max_model_len, ceilings, totals, name, forward, drafting)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.model import packed_cache, packed_key
 from engine.model.decoder_parts import DecoderParts
@@ -109,7 +111,9 @@ def test_a_kept_model_computes_the_same_bits(name: str, dtype: str, quantization
     assert msgspec.structs.replace(kept_info, **same) == info
 
 
-def test_a_kept_model_needs_no_code_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [make_checkpoint, make_checkpoint_with_head])
+def test_a_kept_model_needs_no_code_of_transformers(make: Callable[[str, Path], Path], tmp_path: Path) -> None:
+    checkpoint = make("llama", tmp_path)
     load(checkpoint, tmp_path / "cache")
     script = (
         "import sys; from engine.core.config import EngineConfig; from engine.model.setup import load_model_runner\n"
@@ -223,9 +227,42 @@ def test_a_place_that_cannot_be_written_costs_a_line_in_the_log(
     assert "packed weights cannot be kept" in caplog.text
 
 
-def test_a_model_with_an_mtp_head_is_loaded_whole_unless_that_is_left_out(tmp_path: Path) -> None:
+def test_an_mtp_head_is_kept_with_its_model_and_drafts_the_same(tmp_path: Path) -> None:
     model, cache = make_checkpoint_with_head("llama", tmp_path), tmp_path / "cache"
+    (loaded, info), (kept, kept_info) = load(model, cache), load(model, cache)
+    assert not is_kept(loaded) and is_kept(kept)
+    measured = {name: getattr(info, name) for name in MEASURED}
+    assert msgspec.structs.replace(kept_info, **measured) == info and info.has_head
+    drafts = [drafts_of(runner) for runner in (loaded, kept)]
+    assert drafts[0] == drafts[1] and len(drafts[0]) == 4
+    for settings in ({"mtp": False}, {"num_speculative_tokens": 0}):
+        runner, info = load(model, cache, **settings)
+        assert not info.has_head and runner._model.draft is None
+    assert was_found(model, cache, mtp=False)
+
+
+def test_a_model_is_not_kept_without_the_head_that_its_checkpoint_brings(tmp_path: Path) -> None:
+    architecture = "qwen2"  # its head is named as MiMo's
+    model, cache = make_checkpoint_with_head(architecture, tmp_path, without_norm), tmp_path / "cache"
     assert not was_found(model, cache) and not was_found(model, cache)
     assert not was_found(model, cache, mtp=False) and was_found(model, cache, mtp=False)
-    runner, info = load(model, cache)
-    assert info.has_head and not is_kept(runner)
+
+
+def without_norm(tensors: dict[str, Tensor], names: dict[str, str]) -> None:
+    del tensors[f"{names['']}{names['norm']}.weight"]
+
+
+def drafts_of(runner: ModelRunner) -> Sequence[int]:
+    """Four tokens that the head drafts behind a text."""
+    text = [5, 9, 2, 7, 11, 3]
+    params = SamplingParams(temperature=0.0)
+
+    def share(start: int, end: int, num_wanted: int) -> ScheduledRequest:
+        span = (start, end)
+        return ScheduledRequest(
+            "a", text[start:end], start, (0, 1, 2), params, text, [], True, draft_span=span, num_wanted=num_wanted
+        )
+
+    runner.prefill(Batch(Phase.PREFILL, (share(0, 5, 0),)))
+    [request] = runner.draft(Batch(Phase.DECODE, (share(5, 6, 4),))).requests
+    return request.draft
