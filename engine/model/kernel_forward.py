@@ -49,7 +49,7 @@ class KernelForward:
             layers,
             inputs.adapters,
         )
-        kept_hidden = hidden[rows] if wants_last and rows is not None else hidden
+        kept_hidden = hidden.index_select(0, rows) if wants_last and rows is not None else hidden
         return ForwardOutput(self._head(kept_hidden), kept_hidden, hidden if wants_last else of_layers)
 
     def settle(self, num_kept: Sequence[int]) -> None:

@@ -68,7 +68,7 @@ class KernelHeadForward(HeadForward):
         count = len(inputs.token_ids)
         if count > len(self._table):
             self._make_table(count)
-        embeddings = torch.nn.functional.embedding(inputs.token_ids, self.parts.decoder.embedding)
+        embeddings = self.parts.decoder.embedding.index_select(0, inputs.token_ids)
         self._table[:count] = self._join(embeddings, hidden)
         return self._forward(replace(inputs, token_ids=self._numbers[:count]), kept)
 

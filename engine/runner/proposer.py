@@ -78,7 +78,8 @@ class _Chain(ABC):
             for index, token_id in zip(wanting, sampled, strict=True):
                 requests[index] = with_draft_token(requests[index], token_id)
             left = [row for row, index in enumerate(wanting) if _wants_more(requests[index])]
-            wanting, before, make_row = [wanting[row] for row in left], output.hidden[left], last_row
+            before = output.hidden.index_select(0, torch.tensor(left, dtype=torch.int64, device=self._device))
+            wanting, make_row = [wanting[row] for row in left], last_row
         return replace(batch, requests=tuple(requests))
 
     def _compute_kv(self, requests: Sequence[ScheduledRequest]) -> None:
@@ -104,7 +105,11 @@ class ModelProposer(_Chain):
 class HeadProposer(_Chain):
     """Proposes what a head samples that reads each token together with the hidden state of the one before it: the
     model's, which the KV cache keeps, and from the second draft token on its own (MTP: DeepSeek-V3, 2024; EAGLE-3: Li
-    et al. 2025)."""
+    et al. 2025).
+
+    Rows are taken and put by `index_select` and `index_copy_`: indexing by a tensor waits for all of torch's threads,
+    which takes milliseconds where their cores have other work.
+    """
 
     def __init__(self, forward: HeadForward, hidden: Tensor, sampler: Sampler, device: torch.device) -> None:
         """`hidden` [num_blocks, block_size, hidden_size] has the place in which the model's hidden states are kept."""
@@ -115,7 +120,7 @@ class HeadProposer(_Chain):
 
     def observe(self, batch: Batch, hidden: Tensor | None) -> None:
         assert hidden is not None
-        self._hidden[self._slots(batch.requests, 0)] = self._forward.kept_of(hidden)
+        self._hidden.index_copy_(0, self._slots(batch.requests, 0), self._forward.kept_of(hidden))
         super().observe(batch, hidden)
 
     def _run(self, rows: Sequence[ScheduledRequest], before: Tensor | None) -> ForwardOutput:
@@ -124,7 +129,7 @@ class HeadProposer(_Chain):
 
     def _before(self, rows: Sequence[ScheduledRequest]) -> Tensor:
         """Returns the model's hidden states of the tokens before those of the rows; zeros before the first one."""
-        hidden = self._hidden[self._slots(rows, 1)]  # of position -1: anything
+        hidden = self._hidden.index_select(0, self._slots(rows, 1))  # of position -1: anything
         if any(row.start == 0 for row in rows):
             starts = accumulate((len(row.token_ids) for row in rows), initial=0)
             hidden[[at for at, row in zip(starts, rows, strict=False) if row.start == 0]] = 0.0
