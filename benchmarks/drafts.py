@@ -1,4 +1,4 @@
-"""How much faster answers are with self-speculative decoding (--draft-quantization int4).
+"""How much faster answers are with drafts: of an MTP head, or of rounded weights (--draft-quantization int4).
 
 The same model runs with and without its draft model in turn, on the same prompts, and must generate the same tokens.
 Without --model it is the embedded model padded to 0.36 B parameters (benchmarks/padded_model.py): it takes the time of
@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.command import exit_with
 from benchmarks.grammar import EMBEDDED
-from benchmarks.padded_model import save_padded_model
+from benchmarks.padded_model import MTP_HEAD, save_padded_model
 from engine.assembly import assemble
 from engine.core.config import EngineConfig
 from engine.core.draft import NO_DRAFT, Draft, Drafter
@@ -55,9 +55,16 @@ class NoPromptLookup:
         return NO_DRAFT
 
 
-def load(model: str, drafts: str, max_model_len: int, new_drafter: Callable[[], Drafter]) -> Engine:
+def load(
+    model: str, drafts: str, max_model_len: int, new_drafter: Callable[[], Drafter], quantization: str = "none"
+) -> Engine:
     config = EngineConfig(
-        model=model, draft_quantization=drafts, max_model_len=max_model_len, enable_prefix_caching=False
+        model=model,
+        mtp=drafts == "mtp",
+        draft_quantization="int4" if drafts == "int4" else "none",
+        quantization=quantization,
+        max_model_len=max_model_len,
+        enable_prefix_caching=False,
     )
     runner, info = load_model_runner(config)
     return assemble(config, info, runner, new_drafter=new_drafter)
@@ -107,7 +114,7 @@ def compare(engines: Sequence[Engine], prompts: Sequence[list[int]], options: ar
     The first round does not count: engines learn step times and acceptance rates in it.
     """
     table = Table("temperature", "tok/s without", "with", "ratio", "(range)", "tokens per step", "drafts accepted")
-    for temperature in TEMPERATURES:
+    for temperature in options.temperatures:
         rounds = []
         for _ in range(1 + options.rounds):
             rounds.append([run(engine, prompts, temperature, options.max_tokens) for engine in engines])
@@ -137,17 +144,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, help="file that prompts are taken from (default: a module of Python's)")
     parser.add_argument("--streams", type=positive, nargs="+", default=[1, 2, 4, 8], help="at once (default: 1 2 4 8)")
     parser.add_argument("--max-tokens", type=positive, default=256, help="of each answer (default: 256)")
-    parser.add_argument("--weights-only", action="store_true", help="use the draft model alone, no prompt lookup")
+    parser.add_argument("--drafts", choices=("int4", "mtp"), default="mtp", help="what drafts (default: the MTP head)")
+    parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none", help="of the weights")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES, help="(default: 0 and 0.7)")
+    parser.add_argument("--drafts-only", action="store_true", help="have no prompt lookup beside these drafts")
     parser.add_argument("--rounds", type=positive, default=5, help="measured, after one that is not (default: 5)")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)
     with tempfile.TemporaryDirectory() as directory:
         if options.model is None:
-            save_padded_model(EMBEDDED, Path(directory))
+            save_padded_model(EMBEDDED, Path(directory), head=MTP_HEAD)
         source = str(options.model or directory)
-        new_drafter = NoPromptLookup if options.weights_only else PromptLookup
+        new_drafter = NoPromptLookup if options.drafts_only else PromptLookup
         length = PROMPT_TOKENS + options.max_tokens
-        engines = [load(source, drafts, length, new_drafter) for drafts in ("none", "int4")]
+        engines = [
+            load(source, drafts, length, new_drafter, options.quantization) for drafts in ("none", options.drafts)
+        ]
         text = (options.text or Path(inspect.getfile(argparse))).read_text(encoding="utf-8")
         token_ids = Tokenizer.from_pretrained(source).encode(text)
         for count in options.streams:

@@ -20,7 +20,7 @@ LEAST = {
     "chat": ("--tokens", "50"),
     "cuda_attention": (),
     "cuda_products": ("speed", "--weights", "o", "--rows", "1"),
-    "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1"),
+    "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1", "--drafts", "int4"),
     "grammar": ("--rows", "2", "--steps", "3"),
     "kv_formats": ("--windows", "1"),
     "linear": ("--seconds", "0.001"),

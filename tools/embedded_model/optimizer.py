@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from transformers import LlamaForCausalLM
+from torch import Tensor, nn
 
 NUM_PARTS = 2  # pieces of Muon's work, for any number of threads: a run may be resumed with another one
 Item = TypeVar("Item")
@@ -37,7 +36,7 @@ class MasterWeights:
     tokens than AdamW (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/), and tokens are what a CPU lacks.
     """
 
-    def __init__(self, model: LlamaForCausalLM, learning_rate: float, workers: Workers) -> None:
+    def __init__(self, model: nn.Module, learning_rate: float, workers: Workers) -> None:
         self._model = model
         self._workers = workers
         self._learning_rate = learning_rate
