@@ -16,6 +16,7 @@ WITHOUT_EFFECT = frozenset(
     {
         *("user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier"),
         *("cache_control", "speed", "inference_geo", "keep_alive"),
+        "background_options",  # of answers in the background, which are refused
     }
 )
 

@@ -1,6 +1,7 @@
 """Models whose parts are fused compute what they computed before."""
 
 import copy
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from types import FunctionType
@@ -165,7 +166,7 @@ def norm_single_heads(model: Any) -> nn.Module:
 
 def rotate_another_way(model: Any) -> nn.Module:
     attention: nn.Module = model.model.layers[1].self_attn
-    forward = type(attention).forward
+    forward = inspect.unwrap(type(attention).forward)
     names = {**forward.__globals__, "apply_rotary_pos_emb": lambda query, key, *_: (query, key)}
     other = FunctionType(forward.__code__, names, "forward", forward.__defaults__)
     attention.__class__ = type("Other", (type(attention),), {"forward": other})
