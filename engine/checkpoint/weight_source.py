@@ -20,7 +20,7 @@ from engine.checkpoint.safetensors_files import IsWanted, read_wanted, tensor_na
 __all__ = ["brings_head", "needs_float32", "stored_weights", "weights_beside"]
 
 _OF_HEADS = re.compile(r"\.eh_proj\.|(?:^|\.)mtp\.fc\.|\.mtp_layers\.0\.input_proj\.")
-"""Finds names of the projections of MTP heads, whose parts `engine.model.mtp_head` names."""
+"""Finds names of the projections of MTP heads, whose parts `engine.model.drafting.mtp_head` names."""
 _WITHIN_BFLOAT16 = ("mxfp4",)
 
 

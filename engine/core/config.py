@@ -51,13 +51,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     bits. See `engine.weights.activation_quantization`."""
     draft_model: str | None = None
     """A draft model: the directory or hub id of a smaller one with the same tokenizer. See
-    `engine.model.draft_model`."""
+    `engine.model.drafting.draft_model`."""
     draft_quantization: str = "none"
     """Weight quantization of the draft model, on the CPU: none, int8 or int4. Without `draft_model` it is a second copy
-    of the weights: none (no draft model) or int4. See `engine.model.self_draft`."""
+    of the weights: none (no draft model) or int4. See `engine.model.drafting.self_draft`."""
     mtp: bool = True
     """Whether the checkpoint's own MTP head drafts, if it brings one and neither of the two above is set. See
-    `engine.model.mtp_head`."""
+    `engine.model.drafting.mtp_head`."""
     adapters: tuple[AdapterSource, ...] = ()
     """Adapters (LoRA) that are loaded with the model."""
     max_adapters: int = 128

@@ -20,12 +20,12 @@ from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.mixers.state import StateCache
 from engine.model.decoder_parts import DecoderParts, RotaryParts, linear_parts
+from engine.model.drafting.kernel_head import HeadParts, KernelHeadForward
+from engine.model.drafting.mtp_head import MtpInput, join_parts
 from engine.model.fused_modules import FusedNorm, Rotation
 from engine.model.kernel_forward import KernelForward
-from engine.model.kernel_head import HeadParts, KernelHeadForward
 from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
 from engine.model.known import code_fingerprint
-from engine.model.mtp_head import MtpInput, join_parts
 from engine.runner.forward import Forward, HeadForward, HeadInput, TransformersForward, TransformersHeadForward
 from engine.runner.model_inputs import build_inputs
 from engine.weights.block_weight import BlockEmbedding

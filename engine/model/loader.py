@@ -44,6 +44,7 @@ from engine.kernels.cpu_features import has_native_bf16
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.state import StateShape
 from engine.model.context_limit import context_limit
+from engine.model.drafting.self_draft import draft_model_of
 from engine.model.dummy_weights import dummy_fingerprint, dummy_model
 from engine.model.finite_weights import check_finite
 from engine.model.kv_cache_dtype import choose_kv_dtype, kv_dtype_named
@@ -51,7 +52,6 @@ from engine.model.latent_attention import are_expanded_by, expand_latents, keep_
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import ProbedLayers, layer_shape, probe
-from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
 from engine.model.tensor_parallel import check_heads, check_same_weights, cut_modules, leave_weights_stored
 from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of

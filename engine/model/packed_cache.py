@@ -20,7 +20,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, reason_of
 from engine.host.mkl_warmup import warm_up_vector_functions
 from engine.model.decoder_parts import DecoderParts
-from engine.model.kernel_head import HeadParts
+from engine.model.drafting.kernel_head import HeadParts
 from engine.model.packed_file import DamagedFileError, read_packed, write_packed
 from engine.model.packed_key import packed_key, wants_head
 from engine.runner.loaded_model import LoadedModel

@@ -21,7 +21,7 @@ from engine.core.machine import ModelSize
 from engine.host.huge_pages import HUGE_PAGE, empty_in_huge_pages
 from engine.model.content_digest import add_content
 from engine.model.decoder_parts import DecoderParts
-from engine.model.kernel_head import HeadParts, KernelMtpInput
+from engine.model.drafting.kernel_head import HeadParts, KernelMtpInput
 from engine.runner.loaded_model import DraftModel, LoadedModel
 
 __all__ = ["DamagedFileError", "read_packed", "write_packed"]

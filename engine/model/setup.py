@@ -26,11 +26,11 @@ from engine.kernels import load_kernels
 from engine.mixers.state import StateCache, bytes_per_slot
 from engine.model.adapters import ModelAdapters, load_adapters
 from engine.model.decoder_parts import DecoderParts
+from engine.model.drafting.kernel_head import KernelHeadForward
+from engine.model.drafting.proposal import draft_forward, proposer_of
 from engine.model.kernel_forward import KernelForward
-from engine.model.kernel_head import KernelHeadForward
 from engine.model.machine_ceilings import measure_ceilings
 from engine.model.packed_cache import PackedCache
-from engine.model.proposal import draft_forward, proposer_of
 from engine.model.rank_totals import Totals, ceilings_of_all, totals_of
 from engine.runner.forward import Forward, HeadForward
 from engine.runner.graphs import StaticInputs, graph_sizes, in_cuda_graphs
@@ -199,12 +199,12 @@ def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: i
     """Returns the model with what drafts for it: rounded weights, another model, or the head of its checkpoint."""
     if config.draft_model is not None:
         make_torch_whole()
-        from engine.model.draft_model import load_draft_model
+        from engine.model.drafting.draft_model import load_draft_model
 
         return replace(model, draft=load_draft_model(config, model, max_model_len))
     if model.draft is not None or isinstance(model.module, DecoderParts):
         return model
-    from engine.model.mtp_head import load_mtp_head
+    from engine.model.drafting.mtp_head import load_mtp_head
 
     return replace(model, draft=load_mtp_head(config, model))
 

@@ -20,8 +20,8 @@ class DraftModel:
     """
 
     module: Any
-    """The draft model's module, or what the kernels run in its place (`engine.model.kernel_head`); parameters and
-    buffers of a self-speculative one that are not rounded are shared with the target model's."""
+    """The draft model's module, or what the kernels run in its place (`engine.model.drafting.kernel_head`); parameters
+    and buffers of a self-speculative one that are not rounded are shared with the target model's."""
     size: ModelSize
     """Bytes and operations of one draft pass, which adds a draft token to each request."""
     layers: tuple[LayerShape, ...] = ()

@@ -28,9 +28,9 @@ from engine.kv_store.block_records import open_records
 from engine.kv_store.opening import open_store
 from engine.mixers.state import StateCache
 from engine.model.adapters import ModelAdapters
+from engine.model.drafting.proposal import choose_proposer
 from engine.model.forward_choice import choose_forward
 from engine.model.loader import load_model
-from engine.model.proposal import choose_proposer
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.window_groups import window_groups

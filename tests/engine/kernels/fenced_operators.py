@@ -130,12 +130,39 @@ def _recurrent() -> Iterator[Case]:
     for key_size, value_size in ((1, 1), (7, 16), (12, 40)):
         query, key = torch.randn(2, num_tokens, groups, key_size)
         value, rate = torch.randn(num_tokens, heads, value_size), torch.rand(num_tokens, heads)
-        states = torch.randn(3, heads, key_size, value_size)
+        states = torch.randn(3, heads, -(-value_size // 16), key_size, 16)
         for num_decays, one in ((1, rate), (key_size, None)):
             inputs = (query, key, value, torch.rand(num_tokens, heads, num_decays), one, states)
             places = torch.tensor([2, 0]), torch.tensor([0, 4, 5])
             name = f"linear_attention of {key_size} by {value_size} and {num_decays} decays"
             yield name, torch.ops.twostep.linear_attention, (*inputs, *places)
+        for dtype in DTYPES:
+            qkv = torch.randn(num_tokens, 2 * groups * key_size + heads * value_size).to(dtype)
+            gates = torch.randn(2, num_tokens, heads).to(dtype)
+            numbers = -torch.rand(heads), torch.randn(heads)
+            yield f"delta_gates of {key_size}, {dtype}", torch.ops.twostep.delta_gates, (*gates, *numbers)
+            inputs = (qkv, *gates, *numbers, groups, states.clone(), *places)
+            yield f"gated_delta_rule of {key_size} by {value_size}, {dtype}", torch.ops.twostep.gated_delta_rule, inputs
+    for channels in (1, 40, 300):
+        for dtype in DTYPES:
+            x, gates = torch.randn(2, num_tokens, channels).to(dtype)
+            for taps, is_gated in ((1, False), (4, False), (3, True)):
+                weight, bias, earlier = (
+                    torch.randn(taps, channels),
+                    torch.randn(channels),
+                    torch.randn(3, taps - 1, channels),
+                )
+                inputs = (x, weight, bias, is_gated, earlier.to(dtype), *places)
+                name = f"{'gated' if is_gated else 'causal'}_convolution of {channels} by {taps}, {dtype}"
+                yield name, torch.ops.twostep.causal_convolution, inputs
+            for activation in ("none", "sigmoid", "silu"):
+                inputs = x.clone(), gates, activation
+                yield f"multiply_by_gates of {activation}, {dtype}", torch.ops.twostep.multiply_by_gates, inputs
+        for size in (1, 16, 21):
+            x, times = torch.randn(num_tokens, channels), torch.rand(num_tokens, channels)
+            write, read = torch.randn(2, num_tokens, size)
+            inputs = (x, times, -torch.rand(channels, size), write, read, torch.randn(3, channels, size), *places)
+            yield f"selective_scan of {channels} by {size}", torch.ops.twostep.selective_scan, inputs
 
 
 def _blocks() -> Iterator[Case]:

@@ -51,7 +51,7 @@ def _family(case: str) -> str:
 
 def _activations() -> Iterator[tuple[str, bytes]]:
     torch.ops.twostep.replace_activations()
-    functions = (torch.nn.functional.silu, torch.sigmoid, torch.nn.functional.gelu)
+    functions = (torch.nn.functional.silu, torch.sigmoid, torch.nn.functional.gelu, torch.nn.functional.softplus)
     for dtype in DTYPES:
         x = torch.linspace(-20, 20, 5001).to(dtype)
         for function in functions:

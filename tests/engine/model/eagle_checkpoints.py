@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.core.config import EngineConfig
-from engine.model.draft_model import load_draft_model
+from engine.model.drafting.draft_model import load_draft_model
 from engine.model.loader import load_model
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.tiny_models import COMMON, VOCAB_SIZE, make_checkpoint

@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig
 
 from engine.core.config import EngineConfig
 from engine.engine import Engine
+from engine.model.drafting.mtp_head import load_mtp_head
 from engine.model.loader import load_model
-from engine.model.mtp_head import load_mtp_head
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.model.always_drafting import let_always_draft
 from tests.engine.tiny_models import COMMON, VOCAB_SIZE, make_config, tiny_engine

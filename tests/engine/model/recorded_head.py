@@ -13,8 +13,8 @@ from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache
+from engine.model.drafting.proposal import choose_proposer
 from engine.model.forward_choice import choose_forward
-from engine.model.proposal import choose_proposer
 from engine.runner.forward import HeadForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner

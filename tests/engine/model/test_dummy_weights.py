@@ -10,7 +10,8 @@ import torch
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelError
-from engine.model import dummy_weights, mtp_head
+from engine.model import dummy_weights
+from engine.model.drafting import mtp_head
 from engine.model.loader import load_model
 from engine.model.setup import load_model_runner
 from engine.runner.loaded_model import LoadedModel

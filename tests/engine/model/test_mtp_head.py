@@ -18,9 +18,9 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.kernels import load_kernels
 from engine.model import forward_choice
+from engine.model.drafting.kernel_head import KernelHeadForward
 from engine.model.forward_choice import choose_forward
 from engine.model.kernel_forward import KernelForward
-from engine.model.kernel_head import KernelHeadForward
 from engine.runner.forward import TransformersForward, TransformersHeadForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs

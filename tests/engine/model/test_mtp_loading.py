@@ -119,9 +119,9 @@ def test_one_that_does_not_fit_is_left_out_with_a_sentence(
     edit: Callable[[Tensors, dict[str, str]], None], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make_checkpoint_with_head("llama", tmp_path, edit)
-    with caplog.at_level(logging.WARNING, "engine.model.mtp_head"):
+    with caplog.at_level(logging.WARNING, "engine.model.drafting.mtp_head"):
         info = load(path)
-    [message] = [record.getMessage() for record in caplog.records if record.name == "engine.model.mtp_head"]
+    [message] = [record.getMessage() for record in caplog.records if record.name == "engine.model.drafting.mtp_head"]
     assert reason in message and message.startswith(f"{path} drafts without its MTP head, which cannot be loaded: ")
     assert not info.has_head and info.draft_size is None
 
@@ -129,4 +129,4 @@ def test_one_that_does_not_fit_is_left_out_with_a_sentence(
 def test_a_checkpoint_without_one_is_served_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_checkpoint_with_head("llama", tmp_path, lacking("eh_proj"))
     assert not load(path).has_head
-    assert not [record for record in caplog.records if record.name == "engine.model.mtp_head"]
+    assert not [record for record in caplog.records if record.name == "engine.model.drafting.mtp_head"]

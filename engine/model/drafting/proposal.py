@@ -2,7 +2,7 @@
 
 from engine.attention import AttentionBackend
 from engine.attention.kv_cache import KVCache
-from engine.model.kernel_head import HeadParts, KernelHeadForward
+from engine.model.drafting.kernel_head import HeadParts, KernelHeadForward
 from engine.runner.forward import Forward, HeadForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.proposer import HeadProposer, ModelProposer, NoProposer, Proposer

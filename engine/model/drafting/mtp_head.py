@@ -25,10 +25,10 @@ from engine.checkpoint.weight_source import brings_head, weights_beside
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.host.available_memory import is_memory_shortage
+from engine.model.drafting.kernel_head import JoinParts
 from engine.model.filled_parameters import fill_parameters
 from engine.model.fused_modules import FusedRMSNorm
 from engine.model.fusion import fuse_rms_norms
-from engine.model.kernel_head import JoinParts
 from engine.model.kernel_layer import norm_parts
 from engine.model.known.linears import is_known_linear, parts_of_linear
 from engine.model.latent_attention import has_latents, keep_latents

@@ -5,7 +5,7 @@ import msgspec
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
-from engine.model.eagle_head import find_head_config, load_eagle_head
+from engine.model.drafting.eagle_head import find_head_config, load_eagle_head
 from engine.model.loader import load_model
 from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.text.tokenizer import Tokenizer

@@ -1,0 +1,1 @@
+"""Models and heads that draft tokens for a model."""
