@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,11 +55,10 @@ def compiled(launches: str, capabilities: tuple[int, ...] = CAPABILITIES, timeou
     return [Usage(**json.loads(line)) for line in result.stdout.splitlines()]
 
 
-def assert_fit(usages: list[Usage]) -> None:
-    """Asserts that no kernel spills registers or takes more shared memory than its GPU has."""
+def assert_fit(usages: list[Usage], spilled: Callable[[Usage], int] = lambda _: 0) -> None:
+    """Asserts that no kernel spills more than `spilled` says of it, or takes more shared memory than its GPU has."""
     assert usages
-    spilling = [usage for usage in usages if usage.spilled]
-    assert not spilling
+    assert not [usage for usage in usages if usage.spilled > spilled(usage)]
     assert not [usage for usage in usages if usage.shared_bytes > SHARED_KIB[usage.capability] << 10]
 
 
