@@ -26,7 +26,7 @@ class TritonWeight:
         self.order = sum_order(num_out, num_in, self._code_dtype)
         self.num_missing = -num_in % self.order.block_k
         self._num_segments = self.order.num_segments(num_in)
-        self._shared_bytes = _shared_bytes(weight.device)
+        self._shared_bytes, self._is_hopper = _shared_bytes(weight.device), _is_hopper(weight.device)
         self.rows = self._stored(weight.detach())
 
     @property
@@ -59,7 +59,8 @@ class TritonWeight:
             raise RuntimeError(f"rows {[*x.shape]} in {x.dtype} do not fit a weight {[*self.shape]} in {self.dtype}")
 
     def _tile(self, num_rows: int) -> Tile:
-        return tile_for(num_rows, self.shape[0], self._num_segments, self.dtype, self._shared_bytes, self.coding)
+        weight = self.shape[0], self._num_segments, self.dtype
+        return tile_for(num_rows, *weight, self._shared_bytes, self.coding, self._is_hopper)
 
     @property
     def nbytes(self) -> int:
@@ -72,6 +73,10 @@ def _filled_up(rows: Tensor, num_missing: int) -> Tensor:
         return nn.functional.pad(rows, (0, num_missing))
     are_aligned = rows.stride(1) == 1 and (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16 == 0
     return rows if are_aligned else rows.clone(memory_format=torch.contiguous_format)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _shared_bytes(device: torch.device) -> int:

@@ -46,9 +46,11 @@ def _launch(codes: torch.Tensor, coding: Coding) -> None:
     num_out = coding.scales.shape[-2]
     num_in = codes.numel() * codes.itemsize * 8 // (coding.bits or 8) // num_out
     order = sum_order(num_out, num_in, torch.uint8)
-    shared_bytes = SHARED_KIB[driver.active.get_current_target().arch] << 10
+    capability = driver.active.get_current_target().arch
+    shared_bytes = SHARED_KIB[capability] << 10
     for num_rows in (1, 64, 128, 2048):
-        tile = tile_for(num_rows, num_out, order.num_segments(num_in), _BF16, shared_bytes, coding)
+        num_segments = order.num_segments(num_in)
+        tile = tile_for(num_rows, num_out, num_segments, _BF16, shared_bytes, coding, capability == 90)
         linear(_rows(num_rows, num_in, coding), codes, None, order, tile, coding)
 
 

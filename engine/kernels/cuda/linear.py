@@ -106,8 +106,10 @@ def tile_for(
     dtype: torch.dtype,
     shared_bytes: int,
     coding: Coding | None = None,
+    is_hopper: bool = False,
 ) -> Tile:
-    """Returns the tile with which `num_rows` rows are multiplied on a GPU with so much shared memory a program."""
+    """Returns the tile with which `num_rows` rows are multiplied on a GPU with so much shared memory a program, which
+    may be of compute capability 9.0."""
     if dtype == torch.float32:  # by threads, without tensor cores
         shape = 64, 16 if num_rows <= 16 else 64, 4, 2
     elif coding is None:
@@ -115,7 +117,7 @@ def tile_for(
     elif coding.bits == 0:
         shape = _shape_for_e4m3(num_rows, num_out, shared_bytes)
     else:
-        shape = _shape_for_integers(num_rows, num_out, coding.bits, shared_bytes)
+        shape = _shape_for_integers(num_rows, num_out, coding.bits, shared_bytes, is_hopper)
     block_n, block_t, num_warps, num_stages = shape
     num_tiles = triton.cdiv(num_out, block_n) * triton.cdiv(num_rows, block_t)
     has_parallel_segments = num_segments > 1 and num_tiles <= _BUSY_TILES
@@ -147,13 +149,17 @@ def _shape_for_e4m3(num_rows: int, num_out: int, shared_bytes: int) -> tuple[int
     return (64, 128, 4, 4) if num_rows <= 128 else (128, 128, 8, 4)
 
 
-def _shape_for_integers(num_rows: int, num_out: int, bits: int, shared_bytes: int) -> tuple[int, int, int, int]:
+def _shape_for_integers(
+    num_rows: int, num_out: int, bits: int, shared_bytes: int, is_hopper: bool
+) -> tuple[int, int, int, int]:
     if num_rows <= 16:
         return (64, 16, 4, 4) if bits == 4 else (128, 16, 8, 4)
     if num_rows <= 64 or shared_bytes < _WARP_GROUP_SHARED_BYTES:
         is_wide = num_out >= 2 * _WIDE and num_rows > 32
         return (128, 64, 8, 3) if is_wide else (64, min(64, triton.next_power_of_2(num_rows)), 4, 3)
-    return (64, 128, 4, 3) if num_rows <= 128 else (128, 128, 8, 2 if bits == 4 else 3)
+    if num_rows <= 128 or (bits == 4 and not is_hopper):  # for 10.0, Triton 3.7.1 makes larger ones empty kernels
+        return 64, 128, 4, 3
+    return 128, 128, 8, 2 if bits == 4 else 3
 
 
 class Rows(NamedTuple):
