@@ -13,6 +13,7 @@ from engine.mixers.state import StateShape
 __all__ = ["Convolution"]
 
 _KERNEL_DTYPES = torch.float32, torch.bfloat16
+_KERNEL_TAPS = 16  # at most, as in engine/kernels/recurrent/convolution.cpp
 
 
 class Convolution(NamedTuple):
@@ -35,7 +36,8 @@ class Convolution(NamedTuple):
     def advance(self, states: Tensor, metadata: StateMetadata) -> Tensor:
         """Returns the convolution [num_tokens, channels], summed from the oldest token on in float32; writes the newest
         tokens of each sequence to its slot of `states`."""
-        if states.device.type == "cpu" and load_kernels() is not None and self.x.dtype in _KERNEL_DTYPES:
+        is_known = self.x.dtype in _KERNEL_DTYPES and len(self.weight) <= _KERNEL_TAPS
+        if is_known and states.device.type == "cpu" and load_kernels() is not None:
             places = metadata.slots, metadata.first_tokens
             return cast(Tensor, torch.ops.twostep.causal_convolution(*self, states, *places))
         return self.advance_in_torch(states, metadata)

@@ -93,6 +93,7 @@ def test_a_convolution_has_the_bits_of_plain_torch(dtype: torch.dtype, is_gated:
     mixer = convolution(1, dtype, is_gated)
     assert_as_in_torch(mixer)
     assert_as_in_torch(mixer._replace(x=mixer.x.repeat(1, 2)[:, CHANNELS:], bias=None))
+    assert_as_in_torch(mixer._replace(weight=draw(17, CHANNELS)))
 
 
 @pytest.mark.usefixtures("ops")
