@@ -73,6 +73,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "linear_int8_wide_rows": FUSED,
     "linear_int4": FUSED,
     "take_block_rows": ALL,
+    "expand_blocks": ALL,
     "linear in blocks": FUSED,
     "linear of rounded rows in blocks": ALL,
     "linear, float32": FUSED,
