@@ -50,6 +50,16 @@ inline at::Tensor widened(const at::Tensor& x) {
   return out;
 }
 
+// Calls f with a null pointer of a tensor's element type; `what` names the operators that know no other.
+template <class F>
+void with_element_of(const at::Tensor& tensor, const char* what, const F& f) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return f(static_cast<float*>(nullptr));
+    case at::kBFloat16: return f(static_cast<at::BFloat16*>(nullptr));
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, what, " of ", tensor.scalar_type(), " are not implemented");
+  }
+}
+
 inline Vec rounded_to(Vec v, const float*) { return v; }
 inline Vec rounded_to(Vec v, const at::BFloat16*) {
   return each_part([&](int i) { return rounded_to_bfloat16(v.part[i]); });

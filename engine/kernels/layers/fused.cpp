@@ -118,11 +118,7 @@ void rotate_pairs(Element* head, const Table* cos, const Table* sin, int64_t hal
 // Calls f with a null pointer of the element type.
 template <class F>
 void with_element_of(const at::Tensor& tensor, const F& f) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return f(static_cast<float*>(nullptr));
-    case at::kBFloat16: return f(static_cast<at::BFloat16*>(nullptr));
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "fused layers of ", tensor.scalar_type(), " are not implemented");
-  }
+  twostep::with_element_of(tensor, "fused layers", f);
 }
 
 // Calls f with a null pointer of the rows' element type, and one of the weight's: the same or float.

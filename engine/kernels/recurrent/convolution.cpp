@@ -85,7 +85,7 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const at::Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
   const at::Tensor output = at::empty({num_tokens, num_channels}, x.options());
-  const auto compute = [&]<class Element>(Element*) {
+  with_element_of(x, "convolutions", [&]<class Element>(Element*) {
     const Problem<Element> problem{rows.const_data_ptr<Element>(),
                                    rows.stride(0),
                                    weight.const_data_ptr<float>(),
@@ -101,12 +101,7 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
       problem.run(problem.states + sequences.slots[sequence] * slot_size, sequences.starts[sequence],
                   sequences.starts[sequence + 1], first, std::min(kChannels, num_channels - first));
     });
-  };
-  switch (x.scalar_type()) {
-    case at::kFloat: compute(static_cast<float*>(nullptr)); break;
-    case at::kBFloat16: compute(static_cast<at::BFloat16*>(nullptr)); break;
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "convolutions of ", x.scalar_type(), " are not implemented");
-  }
+  });
   return output;
 }
 

@@ -25,8 +25,8 @@ struct Identity {
   static Vec apply(Vec x) { return x; }
 };
 
-// Multiplies rows of x by Op(gates), which a sigmoid's are rounded before, as in transformers' attention, and a silu's
-// are not, as in its gated norms.
+// Multiplies rows of x by Op(gates). A sigmoid is rounded before, as in transformers' attention, and a silu is not, as
+// in its gated norms.
 template <class Op, class Element>
 void multiply_rows(const at::Tensor& x, const at::Tensor& gates) {
   const int64_t size = x.size(1), stride = gates.stride(0);
@@ -50,17 +50,12 @@ void multiply_by_gates(const at::Tensor& x, const at::Tensor& gates, std::string
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.sizes() == gates.sizes() && gates.stride(1) == 1 &&
                   x.scalar_type() == gates.scalar_type(),
               "x and its gates are rows of one size and dtype");
-  const auto multiply = [&]<class Element>(Element*) {
+  with_element_of(x, "gates", [&]<class Element>(Element*) {
     if (activation == "sigmoid") return multiply_rows<Sigmoid, Element>(x, gates);
     if (activation == "silu") return multiply_rows<Silu, Element>(x, gates);
     TORCH_CHECK(activation == "none", "gates of ", activation, " are not known");
     multiply_rows<Identity, Element>(x, gates);
-  };
-  switch (x.scalar_type()) {
-    case at::kFloat: return multiply(static_cast<float*>(nullptr));
-    case at::kBFloat16: return multiply(static_cast<at::BFloat16*>(nullptr));
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "gates of ", x.scalar_type(), " are not implemented");
-  }
+  });
 }
 
 }  // namespace twostep::recurrent

@@ -156,16 +156,6 @@ void check_gates(const at::Tensor& write, const at::Tensor& time_step, const at:
   }
 }
 
-// Calls f with a null pointer of the rows' element type.
-template <class F>
-void with_element_of(const at::Tensor& rows, const F& f) {
-  switch (rows.scalar_type()) {
-    case at::kFloat: return f(static_cast<float*>(nullptr));
-    case at::kBFloat16: return f(static_cast<at::BFloat16*>(nullptr));
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "delta rules of ", rows.scalar_type(), " are not implemented");
-  }
-}
-
 // Queries and keys of rows [T, groups of queries, then of keys, ...], of length 1, and queries scaled.
 template <class Element>
 std::pair<at::Tensor, at::Tensor> unit_heads(const at::Tensor& rows, int64_t num_groups, int64_t key_size) {
@@ -214,7 +204,7 @@ std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at
   const at::Tensor decays = at::empty({num_tokens, num_heads}, floats), rates = at::empty_like(decays);
   auto *decay = decays.mutable_data_ptr<float>(), *rate = rates.mutable_data_ptr<float>();
   const auto *own_rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
-  with_element_of(write, [&]<class Element>(Element* element) {
+  with_element_of(write, "delta rules", [&]<class Element>(Element* element) {
     const auto *writes = write.const_data_ptr<Element>(), *steps = time_step.const_data_ptr<Element>();
     run_ranges(num_tokens, divide_up(1 << 10, num_heads), [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
@@ -247,7 +237,7 @@ at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, cons
   const at::Tensor output = at::empty({num_tokens, num_heads * value_size}, qkv.options());
   at::Tensor decays, rates;
   std::tie(decays, rates) = delta_gates(write, time_step, decay_rates, time_bias);
-  with_element_of(rows, [&]<class Element>(Element*) {
+  with_element_of(rows, "delta rules", [&]<class Element>(Element*) {
     const auto [queries, keys] = unit_heads<Element>(rows, num_groups, key_size);
     const Problem<Element> problem{queries.template const_data_ptr<float>(),
                                    keys.template const_data_ptr<float>(),

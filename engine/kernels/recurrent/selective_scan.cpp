@@ -39,7 +39,7 @@ struct Problem {
   float *states, *output;
   int64_t num_channels, state_size;
 
-  // Computes channels [first, end) of a sequence's tokens [begin, end of sequence).
+  // Computes channels [first, last) of a sequence's tokens [begin, end).
   void run(int64_t slot, int64_t begin, int64_t end, int64_t first, int64_t last) const {
     for (int64_t token = begin; token < end; ++token) {
       for (int64_t channel = first; channel < last; ++channel) {
