@@ -30,7 +30,7 @@ def test_fields_are_shown_with_types_and_what_they_hold(server: LiveServer, open
     text = operation.inner_text()
     assert "number from 0 to 2 or null" in text and "required" in text and "429" in text
     operation.get_by_text("UserMessage", exact=True).click()
-    assert operation.locator("details[open] code", has_text="content").first.is_visible()
+    operation.locator("details[open] code", has_text="content").first.wait_for()
 
 
 def test_every_operation_can_be_opened_with_all_that_is_in_it(

@@ -43,7 +43,7 @@ def test_a_request_is_shown_with_its_progress_and_can_be_ended(
     wait_until(lambda: page.locator("#num-live").inner_text() == "None runs or waits.")
     server.wait_until_idle()
     page.locator("#ended .id").first.click()
-    assert "1.00 ms" in page.locator("#ended .facts").first.inner_text()
+    wait_until(lambda: "1.00 ms" in page.locator("#ended .facts").first.inner_text())
     assert page.locator("#ended .phase").first.inner_text() == "length"
 
 
