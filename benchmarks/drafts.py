@@ -25,6 +25,7 @@ from benchmarks.padded_model import MTP_HEAD, save_padded_model
 from engine.assembly import assemble
 from engine.core.config import EngineConfig
 from engine.core.draft import NO_DRAFT, Draft, Drafter
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import AddRequest
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
@@ -93,7 +94,8 @@ def run(
             ignore_eos=True,
             predicted_token_ids=predictions[index] if predictions else (),
         )
-        engine.add_request(AddRequest(request_id=name, prompt_token_ids=prompt, params=params, arrival_s=0.0))
+        asked = GenerationRequest(request_id="", prompt_token_ids=prompt, params=params, arrival_s=0.0)
+        engine.add_request(AddRequest(request_id=name, asked=asked))
     steps = []
     started_s = 0.0
     while engine.has_work:

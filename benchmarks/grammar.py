@@ -26,6 +26,7 @@ from benchmarks.command import exit_with
 from engine.assembly import load_engine
 from engine.core.batch import ScheduledRequest
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import AddRequest
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
@@ -153,7 +154,8 @@ def decode_seconds(engine: Engine, grammar: str | None, rows: int, max_tokens: i
         bias = {token_id: -100.0 for token_id in engine.info.eos_token_ids}
         params = SamplingParams(max_tokens=max_tokens, seed=index, grammar=grammar, logit_bias=bias)
         name = f"{grammar is None}-{index}"
-        engine.add_request(AddRequest(request_id=name, prompt_token_ids=[index], params=params, arrival_s=0.0))
+        asked = GenerationRequest(request_id="", prompt_token_ids=[index], params=params, arrival_s=0.0)
+        engine.add_request(AddRequest(request_id=name, asked=asked))
     steps = []
     while engine.has_work:
         stats = engine.step().stats

@@ -210,8 +210,8 @@ def _drafter_of(new_drafter: Callable[[], Drafter]) -> Callable[[Request], Draft
 
     def drafter_of(request: Request) -> Drafter:
         drafters: list[Drafter] = []
-        if request.params.predicted_token_ids:
-            drafters.append(PredictedOutput(request.params.predicted_token_ids))
+        if request.asked.params.predicted_token_ids:
+            drafters.append(PredictedOutput(request.asked.params.predicted_token_ids))
         if request.constraint:
             drafters.append(GrammarDrafter(request.constraint.forced_tokens))
         return LikeliestDrafter([*drafters, new_drafter()])

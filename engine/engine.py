@@ -16,6 +16,7 @@ from engine.core.config import EngineInfo
 from engine.core.crash_marker import Marker, NullMarker
 from engine.core.draft import Drafter
 from engine.core.errors import DeviceFailedError, InvalidParameterError
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import AddRequest, FindPrefix, PrefixFound, RequestState, RequestUpdate, StepUpdate
 from engine.core.request import LoadedAdapter, Request
 from engine.core.request_validation import check_request
@@ -95,31 +96,23 @@ class Engine:
 
     def add_request(self, message: AddRequest) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it can never run."""
-        check_request(self.info, message.prompt_token_ids, message.params)
-        if not message.weight > 0:
-            raise InvalidParameterError("weight", f"weight must be above 0, got {message.weight}.")
+        asked = message.asked
+        check_request(self.info, asked.prompt_token_ids, asked.params)
+        if not asked.weight > 0:
+            raise InvalidParameterError("weight", f"weight must be above 0, got {asked.weight}.")
         if self._scheduler.has(message.request_id) or message.request_id in self._grammars:
             raise InvalidParameterError("request_id", f"request_id {message.request_id!r} is in use.")
         request = Request(
-            request_id=message.request_id,
-            prompt_token_ids=message.prompt_token_ids,
-            params=message.params,
-            arrival_s=message.arrival_s,
-            priority=message.priority,
-            due_s=message.due_s,
-            tenant=message.tenant,
-            weight=message.weight,
-            cache_salt=message.cache_salt,
-            adapter=self._adapter(message.adapter),
-            steering=message.steering,
-            until_stored=message.until_stored,
+            message.request_id,
+            asked,
+            self._adapter(asked.adapter),
             num_announced_tokens=message.num_announced_tokens,
             output_token_ids=list(message.output_token_ids),  # it grows
-            is_announced=len(message.output_token_ids) > message.num_given,
+            is_announced=len(message.output_token_ids) > len(asked.given_token_ids),
             is_stalled=message.is_stalled,
         )
         self._hand_overs.add(request)
-        if request.params.grammar is None:
+        if asked.params.grammar is None:
             self._queue(request)
         else:
             self._grammars.add(request)
@@ -173,7 +166,14 @@ class Engine:
         """Returns how much of a prompt need not be computed."""
         adapter = LoadedAdapter(message.adapter, 0) if message.adapter else None
         sampling = SamplingParams(max_tokens=0)
-        request = Request("", message.token_ids, sampling, 0.0, cache_salt=message.cache_salt, adapter=adapter)
+        asked = GenerationRequest(
+            request_id="",
+            prompt_token_ids=message.token_ids,
+            params=sampling,
+            arrival_s=0.0,
+            cache_salt=message.cache_salt,
+        )
+        request = Request("", asked, adapter)
         return PrefixFound(message.number, *self._scheduler.kv.found(request))
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:

@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.client.interface import SOLE_TENANT, GenerationRequest, Tenant
 from engine.client.tenant_quotas import TenantQuotas
 from engine.client.throughput_meter import ThroughputMeter
 from engine.core.errors import OverloadedError
+from engine.core.generation_request import SOLE_TENANT, GenerationRequest, Tenant
 from engine.core.stats import QueueStats
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0

@@ -11,7 +11,6 @@ from typing import TypeVar
 from engine.client.aborts import Aborts
 from engine.client.adapter_registry import AdapterRegistry
 from engine.client.admission import AdmissionControl, AdmissionLimits
-from engine.client.interface import GenerationRequest, Tenant
 from engine.client.live_request import LiveRequest, timed_update
 from engine.client.observer import EngineObserver, GuardedObserver, NullObserver, observe_output
 from engine.client.prefill_servers import NO_SERVERS, PrefillServers
@@ -31,6 +30,7 @@ from engine.core.errors import (
     RequestTimeoutError,
     TwostepError,
 )
+from engine.core.generation_request import GenerationRequest, Tenant
 from engine.core.messages import (
     AdapterLoaded,
     DropPrefixes,

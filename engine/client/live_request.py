@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from engine.client.admission import Place
-from engine.client.interface import GenerationRequest
 from engine.client.mailbox import Mailbox
 from engine.client.request_timeouts import RequestTimeouts
 from engine.core.batch import TokenLogprobs
@@ -18,6 +17,7 @@ from engine.core.errors import (
     RequestTimeoutError,
     TwostepError,
 )
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.core.outputs import RequestOutput
 from engine.core.prompt_logprobs import unpack_scores
@@ -104,23 +104,11 @@ class LiveRequest:
         self.is_known_to_engine = True
         self._num_received_before = self.num_received
         self._num_preemptions_before = self._clock.num_preemptions
-        request = self.request
         return AddRequest(
             request_id=self.engine_id,
-            prompt_token_ids=request.prompt_token_ids,
-            params=request.params,
-            arrival_s=request.arrival_s,
-            priority=request.priority,
-            due_s=request.due_s,
-            tenant=request.tenant,
-            weight=request.weight,
-            cache_salt=request.cache_salt,
-            adapter=request.adapter,
-            steering=request.steering,
-            until_stored=request.until_stored,
+            asked=self.request,
             num_announced_tokens=self.num_announced_tokens,
             output_token_ids=self._received_token_ids,
-            num_given=len(request.given_token_ids),
             is_stalled=self.is_stalled,
         )
 

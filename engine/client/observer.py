@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, Protocol
 
-from engine.client.interface import GenerationRequest
+from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings, StepStats

@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.client.interface import GenerationRequest
 from engine.core.errors import RemotePrefillError
+from engine.core.generation_request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.client.interface import GenerationRequest
 from engine.client.live_request import LiveRequest
 from engine.client.observer import EngineObserver
 from engine.client.prefill_servers import PrefillServers, Prefix
 from engine.core.config import EngineInfo
 from engine.core.errors import RemotePrefillError
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import FindPrefix, PrefixFound
 from engine.process.supervisor import Supervisor
 

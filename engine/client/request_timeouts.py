@@ -6,7 +6,7 @@ They run on the server's side, so that they hold even while the engine process h
 import asyncio
 from collections.abc import Callable
 
-from engine.client.interface import GenerationRequest
+from engine.core.generation_request import GenerationRequest
 
 
 class RequestTimeouts:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.client.interface import Tenant
+from engine.core.generation_request import Tenant
 
 
 @dataclass(slots=True)

@@ -7,16 +7,14 @@ From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (on
                   AdapterLoaded (one per LoadAdapter), EngineFailure (last)
 """
 
-import math
-
 import msgspec
 
 from engine.core.adapters import AdapterInfo
 from engine.core.batch import TokenLogprobs
-from engine.core.cache_steering import CachedPrefixes, CacheSteering
+from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.generation_request import GenerationRequest
 from engine.core.request import FinishReason
-from engine.core.sampling_params import SamplingParams
 from engine.core.stats import StepStats
 
 
@@ -28,27 +26,14 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Gives the engine a request, or what another engine process began of it."""
+
     request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    arrival_s: float
-    priority: int = 0
-    due_s: float = math.inf
-    """When its first token is wanted."""
-    tenant: str = ""
-    weight: float = 1.0
-    cache_salt: str = ""
-    adapter: str = ""
-    """Digest of the adapter that it runs with; empty for the model as it is."""
-    steering: CacheSteering = CacheSteering()
-    until_stored: bool = False
-    """Whether its last update waits until its full blocks are in the KV store, or cannot be."""
+    asked: GenerationRequest
     num_announced_tokens: int = 0
     """Its first tokens of which another server says that it stored their blocks."""
     output_token_ids: list[int] = []
     """Tokens generated before an engine restart, or that the request begins with; generation goes on after them."""
-    num_given: int = 0
-    """How many of `output_token_ids` the request came with: where it has no more, its FirstTokenInfo was not sent."""
     is_stalled: bool = False
     """Whether its reader has stopped reading: see `MarkStalled`."""
 

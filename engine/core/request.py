@@ -1,14 +1,12 @@
-"""One request inside the engine: its tokens, its progress (`num_computed_tokens`) and its blocks."""
+"""One request inside the engine: what was asked, its progress (`num_computed_tokens`) and its blocks."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from engine.core.cache_steering import CacheSteering
 from engine.core.draft import Drafter, NoDrafts
-from engine.core.sampling_params import SamplingParams
+from engine.core.generation_request import GenerationRequest
 
 
 class RequestStatus(StrEnum):
@@ -55,35 +53,20 @@ class LoadedAdapter:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request with its state, which the scheduler owns and changes. Positions [0, num_computed_tokens) have KV in
-    `block_table`."""
+    """A request's progress, which the scheduler owns and changes, beside what was asked, which never changes. Positions
+    [0, num_computed_tokens) have KV in `block_table`."""
 
     request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    arrival_s: float
-    priority: int = 0
-    """Priority among its tenant's requests: the lowest runs first. Of equal ones the one that is due first is started
-    first."""
-    due_s: float = math.inf
-    """When its first token is wanted."""
-    tenant: str = ""
-    weight: float = 1.0
-    """Weight of its tenant, relative to those of other tenants, in fair queueing."""
-    cache_salt: str = ""
-    """Salt of its prefix-cache keys: requests share cached blocks only with requests of the same salt."""
+    asked: GenerationRequest
     adapter: LoadedAdapter | None = None
     """The adapter that it runs with; None for the model as it is."""
-    steering: CacheSteering = field(default_factory=CacheSteering)
-    until_stored: bool = False
-    """Whether its end is told only when its full blocks are in the KV store, or cannot be."""
     num_announced_tokens: int = 0
     """Its first tokens of which another server says that it stored their blocks; 0 once they are read."""
     output_token_ids: list[int] = field(default_factory=list)
     """Tokens generated so far. Not empty at the start for a request that resumes after an engine restart."""
 
     constraint: Constraint | None = None
-    """The compiled `params.grammar`; None if any token is allowed."""
+    """The compiled `asked.params.grammar`; None if any token is allowed."""
     may_speculate: bool = False
     """Whether draft tokens may be proposed for it, by `drafter` or by the draft model."""
     drafter: Drafter = field(default_factory=NoDrafts)
@@ -132,11 +115,11 @@ class Request:
     @property
     def order(self) -> tuple[int, int]:
         """Sort key among running requests: the lowest comes first."""
-        return self.priority, self.number
+        return self.asked.priority, self.number
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        return len(self.asked.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_blocks(self) -> int:
@@ -156,18 +139,18 @@ class Request:
     @property
     def max_draft_tokens(self) -> int:
         """Maximum number of draft tokens that can be output beside the one token that each step samples anyway."""
-        return self.params.max_tokens - len(self.output_token_ids) - 1
+        return self.asked.params.max_tokens - len(self.output_token_ids) - 1
 
     @property
     def scores_prompt(self) -> bool:
         """Whether its prompt tokens' log-probabilities are requested and not yet complete."""
-        return self.params.prompt_logprobs is not None and not self.output_token_ids
+        return self.asked.params.prompt_logprobs is not None and not self.output_token_ids
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """The tokens at positions [start, end) of prompt followed by output, in O(end - start)."""
-        num_prompt = len(self.prompt_token_ids)
+        num_prompt = len(self.asked.prompt_token_ids)
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : end - num_prompt]
         if end <= num_prompt:
-            return self.prompt_token_ids[start:end]
-        return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+            return self.asked.prompt_token_ids[start:end]
+        return self.asked.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]

@@ -201,10 +201,10 @@ class GrammarQueue:
             self._queue.start(request, 0.0)
             compiling = self._pending[request.request_id][1]
             compiling.set_running_or_notify_cancel()
-        assert request.params.grammar is not None
+        assert request.asked.params.grammar is not None
         started_s = self._clock()
         try:
-            compiling.set_result(self._compile(request.params.grammar))
+            compiling.set_result(self._compile(request.asked.params.grammar))
         except BaseException as error:  # raised by `take_ready`, which would wait for ever otherwise
             compiling.set_exception(error)
         with self._lock:

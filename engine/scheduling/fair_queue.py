@@ -54,11 +54,11 @@ class FairQueue:
             is_behind = ahead is not None and self.is_behind(head, ahead)
             return head.is_stalled, not is_behind, not has_begun(head), self.served(head), head.number
 
-        tenants = {request.tenant for request in running}
+        tenants = {request.asked.tenant for request in running}
         first = min(self.heads, key=place)
-        if first.tenant not in tenants or not has_begun(first):
+        if first.asked.tenant not in tenants or not has_begun(first):
             return first
-        others = (each for each in self.heads if each.tenant not in tenants and not each.is_stalled)
+        others = (each for each in self.heads if each.asked.tenant not in tenants and not each.is_stalled)
         return min((first, *others), key=self.served)
 
     def is_behind(self, request: Request, other: Request, *, at_once: bool = False) -> bool:
@@ -72,15 +72,15 @@ class FairQueue:
 
     def num_before(self, request: Request) -> int:
         """Returns how many waiting requests of the same tenant come before `request`, which waits as well."""
-        return bisect_left(self._waiting[request.tenant], _place(request), key=_place)
+        return bisect_left(self._waiting[request.asked.tenant], _place(request), key=_place)
 
     def served(self, request: Request) -> float:
         """Returns the virtual token count of the request's tenant."""
-        return self._served.get(request.tenant, self._level)
+        return self._served.get(request.asked.tenant, self._level)
 
     def add(self, request: Request) -> None:
-        if request.tenant not in self._waiting:
-            self._served[request.tenant] = max(self.served(request), self._level)
+        if request.asked.tenant not in self._waiting:
+            self._served[request.asked.tenant] = max(self.served(request), self._level)
             self._forget_some()
         self.put_back(request)
 
@@ -92,18 +92,18 @@ class FairQueue:
 
     def put_back(self, request: Request) -> None:
         """Adds a request that waited elsewhere, which changes nothing for its tenant."""
-        insort(self._waiting.setdefault(request.tenant, []), request, key=_place)
+        insort(self._waiting.setdefault(request.asked.tenant, []), request, key=_place)
 
     def remove(self, request: Request) -> None:
         """Removes a request that is scheduled, or that ended while it waited."""
-        queue = self._waiting[request.tenant]
+        queue = self._waiting[request.asked.tenant]
         queue.remove(request)
         if not queue:
-            del self._waiting[request.tenant]
+            del self._waiting[request.asked.tenant]
 
     def set_stalled(self, request: Request, is_stalled: bool) -> None:
         """Notes whether the request's reader has stopped reading, and moves it to its new place if it waits here."""
-        is_here = request in self._waiting.get(request.tenant, ())
+        is_here = request in self._waiting.get(request.asked.tenant, ())
         if is_here:
             self.remove(request)
         request.is_stalled = is_stalled
@@ -112,7 +112,7 @@ class FairQueue:
 
     def charge(self, request: Request, cost: float) -> None:
         """Counts tokens that were computed or generated for the request, each once, towards its tenant."""
-        self._served[request.tenant] = self.served(request) + cost / request.weight
+        self._served[request.asked.tenant] = self.served(request) + cost / request.asked.weight
 
     def start(self, request: Request, cost: float) -> None:
         """Charges a request that runs for the first time, and raises the level to its tenant's count."""
@@ -123,8 +123,8 @@ class FairQueue:
 def _place(request: Request) -> tuple[bool, int, float, int]:
     """Returns the sort key in its tenant's queue: the lowest runs first. A stream that has begun goes on before others
     of its priority begin, unless its reader has stopped reading."""
-    due_s = -math.inf if has_begun(request) else request.due_s
-    return request.is_stalled, request.priority, due_s, request.number
+    due_s = -math.inf if has_begun(request) else request.asked.due_s
+    return request.is_stalled, request.asked.priority, due_s, request.number
 
 
 def has_begun(request: Request) -> bool:

@@ -35,13 +35,14 @@ class FairTurns:
             return self.first_to_go(stalled)
         if not self._queue.has_several_tenants:
             return None
-        is_first = not has_begun(waiting) and all(request.tenant != waiting.tenant for request in running)
-        weights = {request.tenant: request.weight for request in (*self._queue.heads, *running)}
-        above = {tenant for tenant in weights if self._is_above_its_share(tenant, weights, running)} - {waiting.tenant}
+        is_first = not has_begun(waiting) and all(request.asked.tenant != waiting.asked.tenant for request in running)
+        weights = {request.asked.tenant: request.asked.weight for request in (*self._queue.heads, *running)}
+        above = {tenant for tenant in weights if self._is_above_its_share(tenant, weights, running)}
+        above.discard(waiting.asked.tenant)
         candidates = [
             request
             for request in running
-            if request.tenant in above
+            if request.asked.tenant in above
             and _has_had_its_turn(request)
             and self._queue.is_behind(waiting, request, at_once=is_first)
         ]
@@ -55,7 +56,7 @@ class FairTurns:
     def _is_above_its_share(self, tenant: str, weights: dict[str, float], running: Sequence[Request]) -> bool:
         """Whether the tenant holds more than its weight's part of the places or of the blocks."""
         share = weights[tenant] / sum(weights.values())
-        own = [request.num_blocks for request in running if request.tenant == tenant]
+        own = [request.num_blocks for request in running if request.asked.tenant == tenant]
         return len(own) > share * self._max_num_seqs or sum(own) > share * self._num_blocks
 
 

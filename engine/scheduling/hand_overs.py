@@ -23,7 +23,7 @@ class HandOvers:
 
     def add(self, request: Request) -> None:
         """Watches a request, if it is to be handed over."""
-        if request.until_stored:
+        if request.asked.until_stored:
             self._requests[request.request_id] = request
 
     def settle(self, updates: Sequence[RequestUpdate]) -> list[RequestUpdate]:

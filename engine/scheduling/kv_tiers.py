@@ -109,11 +109,11 @@ class TieredKVAllocator(KVAllocator):
         if not super().try_start(request, match, spare):
             return False
         self._stored.touch(self._states.names(self._hashed.hashes(request, len(match.block_ids))))
-        for index, block_id in enumerate(match.block_ids if self._found or request.until_stored else ()):
-            if request.until_stored or block_id in self._found:
+        for index, block_id in enumerate(match.block_ids if self._found or request.asked.until_stored else ()):
+            if request.asked.until_stored or block_id in self._found:
                 self._found.discard(block_id)
                 self._on_new_block(request, index)
-        if request.until_stored:
+        if request.asked.until_stored:
             self._states.store_again(request)
         if request.first_scheduled_s is None:
             self.prefix_disk_hits += min(request.num_loaded_tokens, request.num_computed_tokens)
@@ -291,7 +291,7 @@ class TieredKVAllocator(KVAllocator):
     def _on_new_block(self, request: Request, index: int) -> None:
         block_hash = request.block_hashes[index]
         is_there = block_hash in self._storing or self._stored.num_stored([block_hash])
-        if not request.steering.stays_in_memory and not is_there:
+        if not request.asked.steering.stays_in_memory and not is_there:
             block_id = request.block_table[index]
             self._to_store.pop(block_id, None)  # of other tokens: the newest goes last
             self._to_store[block_id] = self._transfer(Direction.STORE, request, index, block_id)

@@ -46,7 +46,7 @@ def why_no_token(request: Request, is_finite: bool) -> tuple[str, bool]:
 def _end_after(
     request: Request, token_id: int, eos_token_ids: frozenset[int]
 ) -> tuple[FinishReason | None, int | None]:
-    params = request.params
+    params = request.asked.params
     if len(request.output_token_ids) >= params.min_tokens:
         if token_id in params.stop_token_ids:
             return FinishReason.STOP, token_id
@@ -56,4 +56,4 @@ def _end_after(
 
 
 def _end_by_length(request: Request) -> FinishReason | None:
-    return FinishReason.LENGTH if len(request.output_token_ids) >= request.params.max_tokens else None
+    return FinishReason.LENGTH if len(request.output_token_ids) >= request.asked.params.max_tokens else None

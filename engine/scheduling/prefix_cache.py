@@ -80,7 +80,7 @@ class PrefixCache:
         self.found = list(self._hash_of_block)
 
     def can_match(self, request: Request) -> bool:
-        return request.params.prompt_logprobs is None  # the cache holds no logprobs of its tokens
+        return request.asked.params.prompt_logprobs is None  # the cache holds no logprobs of its tokens
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
         blocks: list[int] = []
@@ -161,7 +161,7 @@ def _in_group(block_hash: bytes, group: int) -> bytes:
 
 def _root(request: Request) -> bytes:
     """Returns what stands for the hash of the block before the first one."""
-    salt = request.cache_salt.encode(errors="surrogatepass")  # no byte of it is 255
+    salt = request.asked.cache_salt.encode(errors="surrogatepass")  # no byte of it is 255
     adapter = b"" if request.adapter is None else b"\xff" + bytes.fromhex(request.adapter.digest)
     return hashlib.sha256(salt + adapter).digest()
 

@@ -27,11 +27,12 @@ class PrefixSteering:
     def used(self, request: Request, now_s: float) -> None:
         """Records the blocks of a request that is about to give them up, and retains those of its prompt if it asks for
         that."""
-        steering, computed = request.steering, request.block_hashes[: request.num_computed_tokens // self._block_size]
-        self._keys.use(request.tenant, steering.key, computed, now_s)
+        steering = request.asked.steering
+        computed = request.block_hashes[: request.num_computed_tokens // self._block_size]
+        self._keys.use(request.asked.tenant, steering.key, computed, now_s)
         if steering.retain_s > 0:
-            of_prompt = computed[: len(request.prompt_token_ids) // self._block_size]
-            self._pool.retain(self._in_all_groups(of_prompt), request.tenant, now_s + steering.retain_s)
+            of_prompt = computed[: len(request.asked.prompt_token_ids) // self._block_size]
+            self._pool.retain(self._in_all_groups(of_prompt), request.asked.tenant, now_s + steering.retain_s)
 
     def cached(self, tenant: str, now_s: float, count_stored: CountStored) -> list[CachedPrefixes]:
         """Returns what is cached of the tenant's keys, without those of which nothing is."""

@@ -50,5 +50,5 @@ def _take_first_token_info(request: Request) -> FirstTokenInfo | None:
         first_scheduled_s=request.first_scheduled_s,
         num_cached_tokens=request.num_cached_tokens,
         num_prefill_chunks=request.num_prefill_chunks,
-        prompt_logprobs=scored if request.params.prompt_logprobs is not None else None,
+        prompt_logprobs=scored if request.asked.params.prompt_logprobs is not None else None,
     )

@@ -62,7 +62,7 @@ class TieredCheckpoints(StateCheckpoints):
 
     def try_begin(self, request: Request, end: int) -> int | None:
         slot = super().try_begin(request, end)
-        if slot is not None and not request.steering.stays_in_memory:
+        if slot is not None and not request.asked.steering.stays_in_memory:
             self._made[slot] = self._transfer(Direction.STORE, request, end // self._block_size, slot)
         return slot
 

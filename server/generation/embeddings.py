@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from engine.client.interface import EngineClient, GenerationRequest
+from engine.client.interface import EngineClient
 from engine.core.errors import ContextLengthError, EngineFailedError, InvalidParameterError
+from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
 from server.core.chunked_json import json_list

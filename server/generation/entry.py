@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from engine.client.interface import GenerationRequest, Tenant
 from engine.core.cache_steering import CacheSteering
 from engine.core.errors import DeadlineError
+from engine.core.generation_request import GenerationRequest, Tenant
 from engine.core.sampling_params import SamplingParams
 from server.auth.api_keys import ApiKey
 from server.core.errors import BadRequestError

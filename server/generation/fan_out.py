@@ -4,10 +4,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
-from engine.client.interface import EngineClient, GenerationRequest
+import msgspec
+
+from engine.client.interface import EngineClient
 from engine.core.errors import DeadlineError, EngineFailedError, RequestAbortedError
+from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 
@@ -30,7 +32,8 @@ async def generate_all(
     # Bounded, so that each generation knows when its outputs are not read any more.
     results: asyncio.Queue[_IndexedResult] = asyncio.Queue(len(generations))
     has_started = False
-    not_started = deque(enumerate([generations[0], *(replace(each, is_sibling=True) for each in generations[1:])]))
+    siblings = (msgspec.structs.replace(each, is_sibling=True) for each in generations[1:])
+    not_started = deque(enumerate([generations[0], *siblings]))
     tasks = [asyncio.create_task(_pump_next(engine, not_started, results)) for _ in generations]
     num_live = len(tasks)
     try:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from engine.client.interface import GenerationRequest
+from engine.core.generation_request import GenerationRequest
 from engine.core.sampling_params import SamplingParams
 from server.core.errors import BadRequestError
 from server.core.prompts import EncodedPrompt

@@ -5,9 +5,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine.client.interface import Tenant
 from engine.client.tenant_quotas import fits, max_tenant_tokens
 from engine.core.errors import OverloadedError
+from engine.core.generation_request import Tenant
 from server.core.errors import BadRequestError
 
 RETRY_AFTER_S = 5.0

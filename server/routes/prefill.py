@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.client.interface import GenerationRequest
+from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
 from server.core.errors import BadRequestError

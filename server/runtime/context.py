@@ -6,7 +6,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.types import Scope
 
-from engine.client.interface import Tenant
+from engine.core.generation_request import Tenant
 from server.auth.api_keys import ApiKey
 from server.auth.key_ring import KeyRing
 from server.core.errors import ModelNotFoundError

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import httpx
 import msgspec
 
-from engine.client.interface import GenerationRequest
 from engine.client.prefill_servers import Prefix
 from engine.core.errors import RemotePrefillError
+from engine.core.generation_request import GenerationRequest
 from server.routing.policy import PrefixAwarePolicy
 from server.routing.prompt_digests import prompt_of_tokens
 from server.routing.replica_loads import ReplicaLoad

@@ -10,7 +10,7 @@ import sys
 
 from msgspec.structs import replace
 
-from engine.client.interface import GenerationRequest
+from engine.core.generation_request import GenerationRequest
 from server.core.logs import configure_logging
 from server.serve import serve
 from server.settings.settings import Settings

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import sys
 import time
@@ -11,11 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.client.async_engine import AsyncEngine
-from engine.client.interface import GenerationRequest
 from engine.client.observer import NullObserver
 from engine.core.config import EngineConfig
 from engine.core.errors import TwostepError
+from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
@@ -75,7 +76,7 @@ def request(command: int = fake.PLAIN, first: int = 100, name: str = "r", **para
 
 def grouped(command: int, tenant: str = "", group_id: str = "g", **params: Any) -> GenerationRequest:
     params = {"max_tokens": 3000, **params}
-    return dataclasses.replace(request(command, **params), tenant=tenant, group_id=group_id)
+    return msgspec.structs.replace(request(command, **params), tenant=tenant, group_id=group_id)
 
 
 async def collect(engine: AsyncEngine, wanted: GenerationRequest) -> list[RequestOutput]:

@@ -87,13 +87,13 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return self._has_updates or any(
-            request.prompt_token_ids[-1] not in (WAIT, PREFILL) for request in self._requests.values()
+            request.asked.prompt_token_ids[-1] not in (WAIT, PREFILL) for request in self._requests.values()
         )
 
     def add_request(self, message: AddRequest) -> None:
-        if message.prompt_token_ids[-1] == REFUSE:
+        if message.asked.prompt_token_ids[-1] == REFUSE:
             raise InvalidParameterError("prompt", "The fake refuses this prompt.")
-        if message.prompt_token_ids[-1] == CHOKE:
+        if message.asked.prompt_token_ids[-1] == CHOKE:
             os._exit(9)
         self._requests[message.request_id] = message
         self._num_done[message.request_id] = len(message.output_token_ids)
@@ -134,7 +134,7 @@ class FakeEngine:
         self._has_updates = False
         self._marker.mark(list(self._requests))
         self._schedule(on_scheduled)
-        commands = {request.prompt_token_ids[-1] for request in self._requests.values()}
+        commands = {request.asked.prompt_token_ids[-1] for request in self._requests.values()}
         if SLOW in commands:
             time.sleep(0.02)
         if RAISE in commands:
@@ -155,12 +155,12 @@ class FakeEngine:
 
     def _schedule(self, on_scheduled: Callable[[list[str]], None]) -> None:
         """Schedules new requests, and computes the prompts of those that are long."""
-        new = [name for name, each in self._requests.items() if each.prompt_token_ids[-1] != WAIT]
+        new = [name for name, each in self._requests.items() if each.asked.prompt_token_ids[-1] != WAIT]
         new = [name for name in new if name not in self._scheduled]
         if new:
             self._scheduled.update(new)
             on_scheduled(new)
-        if any(self._requests[name].prompt_token_ids[-1] == LONG for name in new):
+        if any(self._requests[name].asked.prompt_token_ids[-1] == LONG for name in new):
             time.sleep(0.5)
 
     def close(self) -> None:
@@ -168,25 +168,25 @@ class FakeEngine:
 
     def _stumbles(self, request: AddRequest) -> bool:
         num_new = self._num_done[request.request_id] - len(request.output_token_ids)
-        return request.prompt_token_ids[-1] == STUMBLE and num_new == 1
+        return request.asked.prompt_token_ids[-1] == STUMBLE and num_new == 1
 
     def _updates_of(self, request: AddRequest) -> list[RequestUpdate]:
-        command, num_done = request.prompt_token_ids[-1], self._num_done[request.request_id]
+        command, num_done = request.asked.prompt_token_ids[-1], self._num_done[request.request_id]
         if command in (WAIT, PREFILL):
             return []
         if command == FAIL and num_done == 1:
             del self._requests[request.request_id]
             return [RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error="a bad step")]
-        num_new = min(3 if command == BURST else 1, request.params.max_tokens - num_done)
+        num_new = min(3 if command == BURST else 1, request.asked.params.max_tokens - num_done)
         self._num_done[request.request_id] = num_done + num_new
-        tokens = [request.prompt_token_ids[0] + num_done + i for i in range(num_new)]
+        tokens = [request.asked.prompt_token_ids[0] + num_done + i for i in range(num_new)]
         return [self._update(request, tokens, is_first=num_done == 0)]
 
     def _update(self, request: AddRequest, tokens: list[int], is_first: bool) -> RequestUpdate:
         reason = None
-        if tokens and tokens[-1] in request.params.stop_token_ids:
+        if tokens and tokens[-1] in request.asked.params.stop_token_ids:
             reason = FinishReason.STOP
-        elif self._num_done[request.request_id] == request.params.max_tokens:
+        elif self._num_done[request.request_id] == request.asked.params.max_tokens:
             reason = FinishReason.LENGTH
         if reason:
             del self._requests[request.request_id]

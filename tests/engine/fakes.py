@@ -16,11 +16,12 @@ from engine.core.config import EngineConfig, EngineInfo
 from engine.core.draft import Drafter
 from engine.core.kv_groups import ONE_GROUP, KVGroups
 from engine.core.machine import Ceilings, ModelSize
-from engine.core.messages import AddRequest, RequestUpdate
+from engine.core.messages import RequestUpdate
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.scheduling.speculation.draft_verification import rows_of, with_draft_token
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
+from tests.engine.requests import adding
 
 EOS = 0
 VOCAB_SIZE = 50
@@ -220,13 +221,9 @@ def batches(engine: Engine) -> list[Batch]:
 
 
 def add(engine: Engine, request_id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:
-    named = ("priority", "tenant", "weight", "cache_salt", "adapter", "steering", "output_token_ids")
-    named += ("until_stored", "num_announced_tokens", "due_s")
-    message = {name: fields.pop(name) for name in named if name in fields}
-    params = SamplingParams(**{"max_tokens": 5, "ignore_eos": True, **fields})
-    engine.add_request(
-        AddRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, arrival_s=0.0, **message)
-    )
+    params = {name: fields.pop(name) for name in SamplingParams.__struct_fields__ if name in fields}
+    sampling = SamplingParams(**{"max_tokens": 5, "ignore_eos": True, **params})
+    engine.add_request(adding(request_id, prompt, sampling, **fields))
 
 
 def expected_tokens(prompt: Sequence[int], max_tokens: int, seed: int = 0) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.client.interface import GenerationRequest
+from engine.core.generation_request import GenerationRequest
 from tests.server.byte_tokenizer import BOS
 from tests.server.events import first
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from engine.client.interface import GenerationRequest, Tenant
 from engine.client.observer import EngineObserver, NullObserver, observe_output
 from engine.core.adapters import AdapterInfo
 from engine.core.batch import Phase, TokenLogprobs
@@ -21,6 +20,7 @@ from engine.core.errors import (
     RequestAbortedError,
     TwostepError,
 )
+from engine.core.generation_request import GenerationRequest, Tenant
 from engine.core.machine import AttentionSize, Ceilings, ModelSize
 from engine.core.messages import RequestState
 from engine.core.outputs import RequestOutput

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from engine.client.interface import GenerationRequest
 from engine.core.errors import DeadlineError, RequestTimeoutError, TwostepError
+from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
 from server.generation.fan_out import generate_all

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.client.interface import GenerationRequest
+from engine.core.generation_request import GenerationRequest
 from tests.server.byte_tokenizer import EOS
 from tests.server.live_server import LiveServer
 

@@ -24,9 +24,9 @@ from typing import Any
 import httpx
 
 from engine.core.batch import name_of_states
-from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.prefix_cache import PrefixCache
+from tests.engine.requests import queued
 from tests.soak.server import ServerProcess, eventually, running_server
 
 BLOCK_SIZE = 16
@@ -88,9 +88,7 @@ class Store:
 
     def num_tokens(self, prompt: Sequence[int]) -> int:
         """Returns how many of a prompt's tokens, but for the last, a server could go on from by the files."""
-        hashes = PrefixCache(BLOCK_SIZE).hashes(
-            Request("", list(prompt), SamplingParams(), 0.0), (len(prompt) - 1) // 16
-        )
+        hashes = PrefixCache(BLOCK_SIZE).hashes(queued("", list(prompt), SamplingParams()), (len(prompt) - 1) // 16)
         names = {path.name for path in self.files()}
         num_tokens = BLOCK_SIZE * [*(each.hex() in names for each in hashes), False].index(False)
         if not self.keeps_states:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.assembly import assemble
 from engine.core.config import EngineConfig
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import AddRequest
 from engine.core.sampling_params import SamplingParams
 from engine.model.setup import load_model_runner
@@ -57,7 +58,8 @@ def continued(model: Path, prompts: Sequence[list[int]], length: int) -> list[li
     for index, prompt in enumerate(prompts):
         temperature = TEMPERATURES[index % len(TEMPERATURES)]
         params = SamplingParams(max_tokens=length - len(prompt), temperature=temperature, seed=index, ignore_eos=True)
-        engine.add_request(AddRequest(request_id=str(index), prompt_token_ids=prompt, params=params, arrival_s=0.0))
+        asked = GenerationRequest(request_id="", prompt_token_ids=prompt, params=params, arrival_s=0.0)
+        engine.add_request(AddRequest(request_id=str(index), asked=asked))
     with tqdm(total=sum(length - len(prompt) for prompt in prompts), unit="token", dynamic_ncols=True) as bar:
         while engine.has_work:
             for update in engine.step().updates:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import RequestUpdate
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
@@ -126,15 +127,22 @@ class Cluster:
 
     def _request(self, name: str, session: Session, turn: int, output: list[int]) -> Request:
         request = Request(
-            request_id=name,
-            prompt_token_ids=session.prompt(turn),
-            params=SamplingParams(max_tokens=session.turns[turn].num_output),
-            arrival_s=self._now_s,
+            name,
+            self._asked(session.prompt(turn), session.turns[turn].num_output),
             output_token_ids=output,
             block_hashes=self._hashes[session.number],
         )
         self._hasher.hashes(request, request.num_tokens // self._settings.replica.block_size)
         return request
+
+    def _asked(self, token_ids: list[int], max_tokens: int, until_stored: bool = False) -> GenerationRequest:
+        return GenerationRequest(
+            request_id="",
+            prompt_token_ids=token_ids,
+            params=SamplingParams(max_tokens=max_tokens),
+            arrival_s=self._now_s,
+            until_stored=until_stored,
+        )
 
     def _send(self, live: Live) -> None:
         prompt = self._routed(live.request, str(live.session.number) if live.session.has_key else "")
@@ -177,11 +185,8 @@ class Cluster:
         num_blocks = (request.num_tokens - 1) // self._settings.replica.block_size
         end = num_blocks * self._settings.replica.block_size + 1
         return Request(
-            request_id=request.request_id,
-            prompt_token_ids=[*request.prompt_token_ids, *request.output_token_ids][:end],
-            params=SamplingParams(max_tokens=1),
-            arrival_s=self._now_s,
-            until_stored=True,
+            request.request_id,
+            self._asked([*request.asked.prompt_token_ids, *request.output_token_ids][:end], 1, until_stored=True),
             block_hashes=request.block_hashes[:num_blocks],
         )
 

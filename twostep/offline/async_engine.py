@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Self
 
-from engine.client.interface import SOLE_TENANT
 from engine.client.observer import NullObserver
 from engine.core.config import EngineInfo, StepLimits
 from engine.core.errors import ConfigError, EngineUnavailableError, InvalidParameterError
+from engine.core.generation_request import SOLE_TENANT
 from server.auth.api_keys import NOBODY
 from server.chat.plan import plan_chat
 from server.completions.plan import plan_completion

@@ -97,7 +97,7 @@ class SpeculationPlanner:
 
     def _draft_of(self, request: Request) -> Draft:
         most = min(self._max_tokens, request.max_draft_tokens)
-        return request.drafter.draft(request.prompt_token_ids, request.output_token_ids, most)
+        return request.drafter.draft(request.asked.prompt_token_ids, request.output_token_ids, most)
 
 
 def _best_prefixes(drafts: Sequence[Draft], price: TokenPrice, limit: int) -> list[Draft]:

@@ -1,11 +1,10 @@
 """Which requests admission control refuses, with what error, and when they should come back."""
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 
-from engine.client.interface import Tenant
 from engine.core.errors import OverloadedError
+from engine.core.generation_request import Tenant
 from tests.engine.async_engines import request
 from tests.engine.client.admissions import ClockedAdmission
 
@@ -84,7 +83,7 @@ class TestRefusal:
         admission.check()
 
     def test_a_sibling_is_refused_for_want_of_places_and_tokens_only(self) -> None:
-        sibling = replace(request(), is_sibling=True)  # of three tokens
+        sibling = msgspec.structs.replace(request(), is_sibling=True)  # of three tokens
         admission = ClockedAdmission(num_slots=4, max_waiting=4, max_waiting_tokens=10, max_queue_s=1.0)
         admission.fill(4)
         admission.serve(50, seconds_each=2.0)

@@ -4,17 +4,17 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
 from engine.client.admission import AdmissionLimits
 from engine.client.async_engine import AsyncEngine
-from engine.client.interface import Tenant
 from engine.core.config import EngineConfig
 from engine.core.errors import ContextLengthError, EngineUnavailableError, OverloadedError, RequestError
+from engine.core.generation_request import Tenant
 from engine.core.request import FinishReason
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (
@@ -247,15 +247,15 @@ def test_before_the_start_nothing_is_served() -> None:
 def test_one_tenants_flood_leaves_places_for_another() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1, limits=AdmissionLimits(max_waiting=4)) as engine:
-            flood = [replace(request(fake.WAIT, name=f"r{i}"), tenant="a", share=0.5) for i in range(4)]
+            flood = [msgspec.structs.replace(request(fake.WAIT, name=f"r{i}"), tenant="a", share=0.5) for i in range(4)]
             tasks = [asyncio.create_task(collect(engine, each)) for each in flood]
             await eventually(lambda: engine.num_live == 4)
             with pytest.raises(OverloadedError):
                 engine.check_admission(Tenant("a", 0.5))
             with pytest.raises(OverloadedError):
-                await collect(engine, replace(request(), tenant="a", share=0.5))
+                await collect(engine, msgspec.structs.replace(request(), tenant="a", share=0.5))
             engine.check_admission(Tenant("b", 0.5))
-            assert len(await collect(engine, replace(request(), tenant="b", share=0.5))) == 5
+            assert len(await collect(engine, msgspec.structs.replace(request(), tenant="b", share=0.5))) == 5
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)

@@ -1,19 +1,19 @@
 """What becomes of the engine's updates of one request: outputs, timings, and the message for a new engine process."""
 
 import asyncio
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.client.admission import AdmissionControl, AdmissionLimits
-from engine.client.interface import GenerationRequest
 from engine.client.live_request import LiveRequest, TimedUpdate, TokenClock
 from engine.core.batch import TokenLogprobs
 from engine.core.errors import EngineFailedError
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import FirstTokenInfo, RequestUpdate
 from engine.core.outputs import RequestOutput
 from engine.core.prompt_logprobs import pack_scores, unpack_scores
@@ -42,7 +42,7 @@ def live_request(admission: AdmissionControl | None = None, **params: Any) -> Li
 
 def test_cached_tokens_are_the_prompts_though_more_were_given() -> None:
     live = live_request()
-    live.request = dataclasses.replace(live.request, given_token_ids=(1, 2))
+    live.request = msgspec.structs.replace(live.request, given_token_ids=(1, 2))
     update = TimedUpdate(RequestUpdate("r/0", token_ids=[3], first=replace(FIRST, num_cached_tokens=4)), 12.0)
     assert outputs_of(live, update)[0].num_cached_tokens == 3
 
@@ -176,14 +176,18 @@ def test_a_new_engine_is_sent_what_was_asked_and_what_was_received() -> None:
     live.put(TimedUpdate(RequestUpdate("r/0", [2]), 13.0))  # and not read yet
     message = live.hand_over()
     assert (message.request_id, message.output_token_ids) == ("r/0", [0, 1, 2])
-    assert (message.prompt_token_ids, message.arrival_s, message.cache_salt) == ([5, 6, 7], 10.0, "salt")
+    assert (message.asked.prompt_token_ids, message.asked.arrival_s, message.asked.cache_salt) == (
+        [5, 6, 7],
+        10.0,
+        "salt",
+    )
 
 
 @pytest.mark.parametrize(("ttft_limit_s", "due_s"), [(0.5, 10.5), (900.0, 910.0), (None, 70.0)])
 def test_an_engine_is_told_when_the_first_token_is_wanted(ttft_limit_s: float | None, due_s: float) -> None:
     live = live_request()
-    live.request = dataclasses.replace(live.request, ttft_limit_s=ttft_limit_s)
-    assert live.hand_over().due_s == due_s
+    live.request = msgspec.structs.replace(live.request, ttft_limit_s=ttft_limit_s)
+    assert live.hand_over().asked.due_s == due_s
 
 
 def test_an_engine_is_survived_with_the_second_token_it_made() -> None:

@@ -1,20 +1,20 @@
 """Prompts that other servers compute: who waits for what, and that nothing waits for ever, whatever ends or dies."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.client.async_engine import AsyncEngine
-from engine.client.interface import GenerationRequest
 from engine.client.prefill_servers import Prefix
 from engine.core.cache_steering import CacheSteering
 from engine.core.errors import DeadlineError, RemotePrefillError, RequestAbortedError
+from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import Recorder, assert_free, collect, error_of, eventually, request, running, tokens_of
@@ -71,7 +71,7 @@ def long_request(command: int = fake.PLAIN, num_tokens: int = 50, second: int = 
     """A request whose prompt is long enough; `second` tokens of it are cached."""
     short = request(command, **params)
     first, _, last = short.prompt_token_ids
-    return dataclasses.replace(short, prompt_token_ids=[first, second, *[5] * (num_tokens - 3), last])
+    return msgspec.structs.replace(short, prompt_token_ids=[first, second, *[5] * (num_tokens - 3), last])
 
 
 @asynccontextmanager
@@ -164,7 +164,7 @@ async def test_a_prompt_that_stays_in_memory_is_not_handed_over() -> None:
     servers = FakeServers()
     async with engine_with(servers) as engine:
         steering = CacheSteering(stays_in_memory=True)
-        assert len(await collect(engine, dataclasses.replace(long_request(), steering=steering))) == 5
+        assert len(await collect(engine, msgspec.structs.replace(long_request(), steering=steering))) == 5
         assert servers.asked == []
 
 
@@ -183,7 +183,7 @@ async def test_where_the_other_server_fails_the_engine_computes(error: Exception
 async def test_equal_prompts_are_asked_for_once() -> None:
     servers = FakeServers()
     async with engine_with(servers) as engine:
-        other = dataclasses.replace(long_request(), cache_salt="x")
+        other = msgspec.structs.replace(long_request(), cache_salt="x")
         same, first = long_request(max_tokens=9), long_request()
         tasks = await asked(servers, *(collect(engine, each) for each in (first, same, other)))
         assert [prefix.request.cache_salt for prefix in servers.asked] == ["", "x"]
@@ -222,7 +222,7 @@ async def test_a_prompt_is_asked_for_again_after_all_left() -> None:
 async def test_a_request_that_ends_while_it_waits_is_never_given_to_the_engine(how: str) -> None:
     servers, deadline_s = FakeServers(), 0.2 if how == "deadline" else None
     async with engine_with(servers) as engine:
-        held = dataclasses.replace(long_request(fake.WAIT), group_id="g", deadline_s=deadline_s)
+        held = msgspec.structs.replace(long_request(fake.WAIT), group_id="g", deadline_s=deadline_s)
         [task] = await asked(servers, error_of(collect(engine, held)))
         if how == "abort":
             assert engine.abort("", "g")
@@ -248,7 +248,7 @@ async def test_a_request_that_leaves_after_it_was_handed_over_is_aborted_in_the_
 async def test_waiting_for_the_other_server_is_not_waiting_in_the_queue() -> None:
     servers = FakeServers()
     async with engine_with(servers) as engine:
-        held = dataclasses.replace(long_request(), max_queue_s=0.3)
+        held = msgspec.structs.replace(long_request(), max_queue_s=0.3)
         [task] = await asked(servers, collect(engine, held))
         await asyncio.sleep(0.5)
         servers.stored.set_result(48)
@@ -274,7 +274,7 @@ async def test_after_that_it_waits_in_the_queue() -> None:
     servers = FakeServers()
     async with engine_with(servers) as engine:
         servers.stored.set_result(48)
-        held = dataclasses.replace(long_request(fake.WAIT), max_queue_s=0.3)
+        held = msgspec.structs.replace(long_request(fake.WAIT), max_queue_s=0.3)
         assert await error_of(collect(engine, held)) is not None
 
 

@@ -1,10 +1,10 @@
 """Which requests the registry sends to the engine process, and when, over deaths and trials."""
 
 from engine.client.admission import AdmissionControl, AdmissionLimits
-from engine.client.interface import GenerationRequest
 from engine.client.live_request import LiveRequest, TimedUpdate
 from engine.client.request_registry import RequestRegistry
 from engine.core.errors import EngineFailedError
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import AddRequest, FirstTokenInfo, MarkStalled, RequestUpdate
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams

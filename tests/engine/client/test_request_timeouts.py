@@ -1,16 +1,16 @@
 """A request ends when its own limits say so, with what there is, and leaves nothing behind."""
 
 import asyncio
-import dataclasses
 import time
 from contextlib import aclosing
 
+import msgspec
 import pytest
 
 from engine.client.admission import AdmissionLimits
-from engine.client.interface import GenerationRequest
 from engine.client.request_timeouts import RequestTimeouts
 from engine.core.errors import OverloadedError, RequestTimeoutError
+from engine.core.generation_request import GenerationRequest
 from engine.core.request import FinishReason
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (
@@ -29,11 +29,13 @@ from tests.engine.async_engines import (
 def limited(
     command: int, max_queue_s: float | None = None, deadline_s: float | None = None, max_tokens: int = 3000
 ) -> GenerationRequest:
-    return dataclasses.replace(request(command, max_tokens=max_tokens), max_queue_s=max_queue_s, deadline_s=deadline_s)
+    return msgspec.structs.replace(
+        request(command, max_tokens=max_tokens), max_queue_s=max_queue_s, deadline_s=deadline_s
+    )
 
 
 def sibling(wanted: GenerationRequest) -> GenerationRequest:
-    return dataclasses.replace(wanted, is_sibling=True)
+    return msgspec.structs.replace(wanted, is_sibling=True)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_without_a_token_it_ends_with_an_error_that_names_the_limit(
     async def check() -> None:
         recorder = Recorder()
         async with running(limits=limits, observer=recorder) as engine:
-            now = dataclasses.replace(wanted, arrival_s=request().arrival_s)
+            now = msgspec.structs.replace(wanted, arrival_s=request().arrival_s)
             with pytest.raises(RequestTimeoutError, match=why) as end:
                 await collect(engine, now)
             assert end.value.is_own_limit is is_own
@@ -85,7 +87,9 @@ def test_a_request_that_would_wait_in_vain_is_refused(max_queue_s: float | None,
             waiting = asyncio.create_task(collect(engine, request(fake.WAIT)))
             await eventually(lambda: engine.queue_stats.predicted_wait_s > 0.01)
             with pytest.raises(OverloadedError, match="would wait"):
-                await collect(engine, dataclasses.replace(request(), max_queue_s=max_queue_s, deadline_s=deadline_s))
+                await collect(
+                    engine, msgspec.structs.replace(request(), max_queue_s=max_queue_s, deadline_s=deadline_s)
+                )
             waiting.cancel()
             await asyncio.wait([waiting])
 
@@ -124,7 +128,7 @@ def test_text_that_was_held_back_is_delivered_at_the_deadline() -> None:
     async def check() -> None:
         async with running() as engine:
             stop = " ".join(f"w{100 + i}" for i in range(500))
-            wanted = dataclasses.replace(request(fake.SLOW, max_tokens=3000, stop=(stop,)), deadline_s=0.4)
+            wanted = msgspec.structs.replace(request(fake.SLOW, max_tokens=3000, stop=(stop,)), deadline_s=0.4)
             outputs = await collect(engine, wanted)
         assert [output.text for output in outputs[:-1]] == [""] * (len(outputs) - 1)
         assert outputs[-1].text.startswith("w100 w101 ")
@@ -171,7 +175,7 @@ def test_timers_end_with_their_request() -> None:
     [(None, None, None), (30, None, 30), (None, 50, 40), (30, 50, 30), (45, 50, 40), (45, 5, 0)],
 )
 def test_no_one_waits_in_vain(max_queue_s: float | None, deadline_s: float | None, patience_s: float | None) -> None:
-    wanted = dataclasses.replace(limited(fake.PLAIN, max_queue_s, deadline_s), arrival_s=time.monotonic() - 10)
+    wanted = msgspec.structs.replace(limited(fake.PLAIN, max_queue_s, deadline_s), arrival_s=time.monotonic() - 10)
     assert wanted.patience_s == (None if patience_s is None else pytest.approx(patience_s, abs=1.0))
 
 
@@ -180,7 +184,7 @@ def test_one_that_must_not_come_late_is_not_let_in_to_wait_for_longer(
     limit_s: float, max_queue_s: float | None, patience_s: float
 ) -> None:
     request = limited(fake.PLAIN, max_queue_s)
-    wanted = dataclasses.replace(request, ttft_limit_s=limit_s, arrival_s=time.monotonic() - 10)
+    wanted = msgspec.structs.replace(request, ttft_limit_s=limit_s, arrival_s=time.monotonic() - 10)
     assert wanted.patience_s == pytest.approx(patience_s, abs=1.0) and wanted.left_s is None
 
 

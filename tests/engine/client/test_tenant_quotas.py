@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.client.admission import AdmissionControl, AdmissionLimits, Place
-from engine.client.interface import Tenant
 from engine.client.tenant_quotas import TenantQuotas, max_tenant_places, max_tenant_tokens
 from engine.core.errors import OverloadedError
+from engine.core.generation_request import Tenant
 
 WEIGHTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 NUM_SLOTS = 3

@@ -16,7 +16,7 @@ from engine.assembly import assemble
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import InvalidParameterError, RequestError
-from engine.core.request import FinishReason, Request
+from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
@@ -26,6 +26,7 @@ from engine.text.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end, tokens_of
 from tests.engine.grammar.matchers import DIGITS, EOS, TEXTS, allowed, compiler, text_of
 from tests.engine.grammar.obedient import Gate, ObedientRunner, add_with, engine_with, the_end
+from tests.engine.requests import queued
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_tenants_share_the_compiler_by_its_seconds() -> None:
         return gate(DIGITS)
 
     def add(grammar: str, tenant: str) -> None:
-        grammars.add(Request(grammar, [1], SamplingParams(grammar=grammar), 0.0, tenant=tenant))
+        grammars.add(queued(grammar, [1], SamplingParams(grammar=grammar), tenant=tenant))
 
     grammars = GrammarQueue(remember, lambda: clock[0])
     for name in ("slow 0", "slow 1", "slow 2"):

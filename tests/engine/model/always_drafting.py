@@ -21,7 +21,7 @@ class Always:
         self._length = length
 
     def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> list[int]:
-        left = (each.params.max_tokens - len(each.output_token_ids) - 1 for each in requests)
+        left = (each.asked.params.max_tokens - len(each.output_token_ids) - 1 for each in requests)
         return [min(self._length, num) for num in left]
 
     def learn(self, request: Request, draft: Sequence[int], sampled: Sequence[int]) -> None:

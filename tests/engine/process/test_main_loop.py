@@ -30,6 +30,7 @@ from engine.process.__main__ import Load
 from engine.process.__main__ import run as run_process
 from engine.process.transport import ServerGoneError
 from tests.engine import fake_engine_process as fake
+from tests.engine.requests import adding
 
 START = Start(EngineConfig(model="fake"), 20)
 
@@ -71,9 +72,7 @@ def run(link: ScriptedLink, load: Load) -> int:
 
 
 def add(name: str, command: int = fake.PLAIN, max_tokens: int = 2) -> AddRequest:
-    return AddRequest(
-        request_id=name, prompt_token_ids=[10, command], params=SamplingParams(max_tokens=max_tokens), arrival_s=0.0
-    )
+    return adding(name, [10, command], SamplingParams(max_tokens=max_tokens))
 
 
 def loader_of(engine: fake.FakeEngine) -> Load:

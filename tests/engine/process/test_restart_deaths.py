@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from engine.client.interface import GenerationRequest
 from engine.core.errors import EngineFailedError
+from engine.core.generation_request import GenerationRequest
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, error_of, eventually, held_by, request, running
 from tests.engine.process.restarts import Watcher, all_tokens, expected, kill_engine, streams

@@ -10,8 +10,8 @@ import pytest
 
 from engine.client.admission import AdmissionLimits
 from engine.client.async_engine import AsyncEngine
-from engine.client.interface import SOLE_TENANT
 from engine.core.errors import EngineRestartingError
+from engine.core.generation_request import SOLE_TENANT
 from engine.core.stats import PoolStats
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, eventually, held_by, request, running, text_of, tokens_of

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.core.batch import Phase, TokenLogprobs
 from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.core.config import EngineConfig
+from engine.core.generation_request import GenerationRequest
 from engine.core.messages import (
     AbortRequests,
     AdapterLoaded,
@@ -88,17 +89,20 @@ stats = st.builds(
 states = st.builds(RequestState, texts, st.booleans(), st.none() | numbers, numbers, numbers, numbers)
 steering = st.builds(CacheSteering, texts, times, st.booleans())
 cached = st.builds(CachedPrefixes, texts, *[numbers] * 4, times, times)
+asked = st.builds(
+    GenerationRequest,
+    request_id=texts,
+    prompt_token_ids=ids,
+    params=params,
+    arrival_s=times,
+    steering=steering,
+    given_token_ids=ids.map(tuple),
+    deadline_s=st.none() | times,
+    trace_headers=st.dictionaries(texts, texts, max_size=2),
+)
 to_engine: dict[type, st.SearchStrategy[ToEngine]] = {
     Start: st.builds(Start, configs, numbers),
-    AddRequest: st.builds(
-        AddRequest,
-        request_id=texts,
-        prompt_token_ids=ids,
-        params=params,
-        arrival_s=times,
-        steering=steering,
-        output_token_ids=ids,
-    ),
+    AddRequest: st.builds(AddRequest, request_id=texts, asked=asked, output_token_ids=ids),
     AbortRequests: st.builds(AbortRequests, st.lists(texts, max_size=3)),
     MarkStalled: st.builds(MarkStalled, texts, st.booleans()),
     Inspect: st.builds(Inspect, st.lists(texts, max_size=3), st.lists(texts, max_size=3)),
@@ -142,9 +146,8 @@ def test_every_message_from_the_engine_comes_back_equal(message: FromEngine) -> 
     assert decoder_of(FromEngine)(msgspec.msgpack.encode(message)) == message
 
 
-bad_params = msgspec.msgpack.encode(
-    {"type": "AddRequest", "request_id": "a", "prompt_token_ids": [1], "params": {"temperature": -1}, "arrival_s": 0.0}
-)
+bad_asked = {"request_id": "a", "prompt_token_ids": [1], "params": {"temperature": -1}, "arrival_s": 0.0}
+bad_params = msgspec.msgpack.encode({"type": "AddRequest", "request_id": "a", "asked": bad_asked})
 bad_config = msgspec.msgpack.encode({"type": "Start", "config": {"model": "m", "block_size": 0}, "log_level": 20})
 wrong = st.sampled_from([b"", b"\x80", bad_params, bad_config, msgspec.msgpack.encode({"type": "Unknown"})])
 

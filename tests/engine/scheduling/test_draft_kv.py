@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from engine.core.batch import Batch, Phase
 from engine.core.request import Request
-from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.scheduling.draft_kv import MAX_BEHIND, OwnDraftKV
 from tests.engine.fakes import add, batches, expected_tokens, run_to_end, tokens_of
+from tests.engine.requests import queued
 from tests.engine.scheduling.speculation.timed import TimedRunner, drafting_engine
 
 
@@ -135,7 +135,7 @@ def test_requests_that_do_not_speculate_take_none_of_its_time() -> None:
 
 
 def request_with(num_tokens: int, num_computed: int, num_drafted: int = 0) -> Request:
-    request = Request("a", [1] * num_tokens, SamplingParams(), 0.0, may_speculate=True)
+    request = queued("a", [1] * num_tokens, may_speculate=True)
     request.num_computed_tokens, request.num_drafted_tokens = num_computed, num_drafted
     return request
 

@@ -13,6 +13,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.scheduling.fair_queue import FairQueue
 from tests.engine.fakes import add, fake_engine, run_to_end
+from tests.engine.requests import queued
 
 Costs = Sequence[tuple[int, int]]  # of each request: prompt tokens, generated tokens
 
@@ -101,7 +102,15 @@ def test_every_request_is_served_in_the_order_of_its_tenant(
 ) -> None:
     engine = fake_engine(max_num_seqs=max_num_seqs, max_num_batched_tokens=4)
     for number, (tenant, priority, due_s, cost) in enumerate(arrivals):
-        add(engine, f"{tenant}{number}", [1] * cost, tenant=tenant, priority=priority, due_s=due_s, max_tokens=cost)
+        add(
+            engine,
+            f"{tenant}{number}",
+            [1] * cost,
+            tenant=tenant,
+            priority=priority,
+            ttft_limit_s=due_s,
+            max_tokens=cost,
+        )
     firsts = [name for name, updates in run_to_end(engine).items() if updates[0].first is not None]
     expected = sorted(range(len(arrivals)), key=lambda number: (*arrivals[number][1:3], number))
     for tenant in "abc":
@@ -129,10 +138,10 @@ def test_none_waits_for_those_that_are_due_later(dues_s: list[float], patience_s
     engine = fake_engine(max_num_seqs=1)
     add(engine, "running", max_tokens=2)
     engine.step()
-    add(engine, "patient", max_tokens=1, due_s=patience_s)
+    add(engine, "patient", max_tokens=1, ttft_limit_s=patience_s)
     started: list[str] = []
     for now_s, due_s in enumerate(dues_s):
-        add(engine, str(now_s), max_tokens=1, due_s=now_s + due_s)
+        add(engine, str(now_s), max_tokens=1, ttft_limit_s=now_s + due_s)
         started += [update.request_id for update in engine.step().updates if update.first is not None]
     before = started[: started.index("patient")]
     assert all(int(name) + dues_s[int(name)] <= patience_s for name in before)
@@ -146,7 +155,7 @@ def test_a_stream_that_has_begun_goes_on_before_others_begin() -> None:
     preempted = False
     while not preempted:
         preempted = engine.step().stats.num_preemptions > 0
-    add(engine, "urgent", [1], max_tokens=1, due_s=0.0)
+    add(engine, "urgent", [1], max_tokens=1, ttft_limit_s=0.0)
     add(engine, "resumed", [1], max_tokens=3, output_token_ids=[7])
     ends = [name for name, updates in run_to_end(engine).items() if updates[-1].finish_reason]
     assert ends.index("preempted") < ends.index("urgent") and ends.index("resumed") < ends.index("urgent")
@@ -210,7 +219,7 @@ def test_a_stream_that_was_preempted_goes_before_other_tenants_new_requests() ->
 
 def test_a_stream_that_paused_waits_for_who_asks_for_little_only_where_others_of_its_tenant_run() -> None:
     params = SamplingParams(max_tokens=2)
-    running, paused, new = (Request(name, [1], params, 0.0, tenant=name[0]) for name in ("a1", "a2", "b1"))
+    running, paused, new = (queued(name, [1], params, tenant=name[0]) for name in ("a1", "a2", "b1"))
     queue = FairQueue()
     queue.start(running, 10.0)
     paused.num_preemptions = 1
@@ -239,9 +248,9 @@ def test_blocks_are_taken_from_the_tenant_that_had_most(greedy: str, preempted: 
 def test_counts_of_very_many_tenants_are_bounded_and_those_that_had_most_are_remembered() -> None:
     queue = FairQueue()
     for number in range(20_000):
-        request = Request(f"{number}", [1], SamplingParams(), 0.0, tenant=f"peer {number}")
+        request = queued(f"{number}", [1], tenant=f"peer {number}")
         queue.add(request)
         queue.remove(request)
         queue.charge(request, 1000.0 if number == 5 else 1.0)
-    assert queue.served(Request("5", [1], SamplingParams(), 0.0, tenant="peer 5")) == 1000
+    assert queue.served(queued("5", [1], tenant="peer 5")) == 1000
     assert len(queue._served) <= 4097

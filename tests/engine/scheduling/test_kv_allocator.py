@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.core.request import Request
-from engine.core.sampling_params import SamplingParams
 from engine.scheduling.kv_allocator import KVAllocator, PrefixMatch
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.scheduling.state_slots import StateSlots
+from tests.engine.requests import queued
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 10
@@ -17,7 +17,7 @@ NUM_BLOCKS = 10
 def request_of(num_tokens: int) -> Request:
     """Requests of a few texts: one is the beginning of another, or they share nothing."""
     first = num_tokens % 3
-    return Request("r", [first, *range(1, num_tokens)], SamplingParams(), 0.0)
+    return queued("r", [first, *range(1, num_tokens)])
 
 
 def allocator(cache: BlockCache | None = None) -> KVAllocator:
@@ -35,8 +35,7 @@ def test_a_match_leaves_a_token_to_compute() -> None:
     first = started(kv, 9)
     kv.computed(first, 0, 9)
     assert kv.match(request_of(9)) == PrefixMatch(tuple(first.block_table[:2]))
-    other = request_of(12)
-    other.prompt_token_ids = first.prompt_token_ids[:8]
+    other = queued("r", first.asked.prompt_token_ids[:8])
     assert kv.match(other) == PrefixMatch(tuple(first.block_table[:1]))
 
 

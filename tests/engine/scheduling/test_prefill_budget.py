@@ -10,6 +10,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
+from tests.engine.requests import queued
 
 MIN_CHUNK = 16
 SCORED = SamplingParams(prompt_logprobs=0)
@@ -30,7 +31,7 @@ def chunk(start: int, count: int, scores_prompt: bool = False) -> ScheduledReque
 
 
 def prompt(num_tokens: int, num_computed: int = 0, params: SamplingParams | None = None) -> Request:
-    request = Request("", list(range(num_tokens)), params or SamplingParams(), 0.0)
+    request = queued("", list(range(num_tokens)), params or SamplingParams())
     request.num_computed_tokens = num_computed
     return request
 

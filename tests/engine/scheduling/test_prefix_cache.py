@@ -1,12 +1,12 @@
 """A prefix is found block by block, for equal tokens after equal tokens with an equal salt only."""
 
 from engine.core.request import Request
-from engine.core.sampling_params import SamplingParams
 from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache
+from tests.engine.requests import queued
 
 
 def request(tokens: list[int], blocks: list[int] | None = None, salt: str = "") -> Request:
-    made = Request("r", tokens, SamplingParams(), arrival_s=0.0, cache_salt=salt)
+    made = queued("r", tokens, cache_salt=salt)
     made.block_table = blocks or []
     return made
 

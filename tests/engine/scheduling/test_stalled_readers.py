@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from engine.core.request import Request
-from engine.core.sampling_params import SamplingParams
 from engine.scheduling.fair_queue import FairQueue
+from tests.engine.requests import queued
 from tests.engine.scheduling.tenant_load import LONG, PLACES, Load, flooded
 
 
@@ -89,7 +89,7 @@ def test_marks_for_unknown_requests_are_passed_over() -> None:
 
 
 def requests_of(queue: FairQueue, *names: str) -> dict[str, Request]:
-    requests = {name: Request(name, [1], SamplingParams(), 0.0, tenant=name[0]) for name in names}
+    requests = {name: queued(name, [1], tenant=name[0]) for name in names}
     for number, request in enumerate(requests.values()):
         request.number = number
         queue.add(request)

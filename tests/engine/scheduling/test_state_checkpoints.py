@@ -9,12 +9,12 @@ from engine.assembly import assemble
 from engine.core.config import EngineConfig
 from engine.core.draft import Drafter
 from engine.core.request import Request
-from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from engine.scheduling.state_checkpoints import StateCheckpoints
 from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end
+from tests.engine.requests import queued
 from tests.engine.scheduling.speculation.prophets import oracle_drafters
 
 BLOCK_SIZE, INTERVAL = 4, 8
@@ -120,7 +120,7 @@ def test_after_a_reset_no_copy_is_found_and_slots_are_used_again() -> None:
 
 
 def request_of(first: int) -> Request:
-    return Request("r", [first, *range(1, 30)], SamplingParams(), 0.0)
+    return queued("r", [first, *range(1, 30)])
 
 
 def copied(checkpoints: StateCheckpoints, request: Request, end: int = INTERVAL) -> int:

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.kv_groups import ONE_GROUP, KVGroups, groups_of
 from engine.core.request import Request
-from engine.core.sampling_params import SamplingParams
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.scheduling.windowed_kv import WindowedKVAllocator
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end
+from tests.engine.requests import queued
 
 BLOCK_SIZE = 4
 WINDOW = 6
@@ -24,7 +24,7 @@ GEMMA = groups_of(([512] * 5 + [None]) * 4 + [512] * 2)
 
 
 def request_of(num_tokens: int, first: int = 0) -> Request:
-    return Request("r", [first, *range(1, num_tokens)], SamplingParams(), 0.0)
+    return queued("r", [first, *range(1, num_tokens)])
 
 
 def allocator(

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.client.interface import SOLE_TENANT, Tenant
 from engine.core.errors import ConfigError, OverloadedError
+from engine.core.generation_request import SOLE_TENANT, Tenant
 from engine.grammar.checker import GrammarChecker
 from server.auth.api_keys import plain_keys
 from server.auth.key_ring import KeyRing

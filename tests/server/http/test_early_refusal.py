@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from engine.client.interface import Tenant
+from engine.core.generation_request import Tenant
 from server.app import generation_routes
 from server.limits import retry_throttle
 from server.runtime.lifecycle import State

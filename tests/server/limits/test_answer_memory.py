@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.client.interface import GenerationRequest, Tenant
 from engine.core.batch import TokenLogprobs
 from engine.core.errors import OverloadedError
+from engine.core.generation_request import GenerationRequest, Tenant
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
 from server.core.errors import BadRequestError

@@ -5,8 +5,8 @@ from collections.abc import Generator
 import httpx
 import pytest
 
-from engine.client.interface import SOLE_TENANT, Tenant
 from engine.core.errors import ConfigError
+from engine.core.generation_request import SOLE_TENANT, Tenant
 from server.app import create_app
 from server.core.request_record import peer_of
 from server.settings.settings import Settings

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.client.interface import GenerationRequest
 from engine.core.errors import OverloadedError, RequestTimeoutError
+from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.auth.api_keys import NOBODY

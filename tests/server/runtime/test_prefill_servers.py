@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.client.interface import GenerationRequest
 from engine.client.prefill_servers import Prefix
 from engine.core.errors import RemotePrefillError
+from engine.core.generation_request import GenerationRequest
 from engine.core.sampling_params import SamplingParams
 from server.runtime.prefill_servers import HttpPrefillServers
 

@@ -7,6 +7,7 @@ from engine.core.machine import ModelSize
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.cost.step_cost import NO_PREFILL, StepCosts, with_chunk
+from tests.engine.requests import queued
 
 
 def decode(num_rows: int, context: int) -> Batch:
@@ -15,7 +16,7 @@ def decode(num_rows: int, context: int) -> Batch:
 
 
 def decoding(num_rows: int, context: int) -> list[Request]:
-    return [Request("", [1] * context, SamplingParams(), 0.0)] * num_rows
+    return [queued("", [1] * context)] * num_rows
 
 
 def duration(num_rows: int, context: int) -> float:

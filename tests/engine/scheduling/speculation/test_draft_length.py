@@ -12,6 +12,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.speculation.draft_length import FastestDraftLength
 from engine.scheduling.speculation.planner import NO_PLANNED_DRAFT, PlannedDraft, SpeculationPlanner
+from tests.engine.requests import queued
 from tests.engine.scheduling.speculation.prophets import scheduled
 from tests.engine.scheduling.speculation.timed import PASS_S, STEP_S, TOKEN_S
 
@@ -30,7 +31,7 @@ def costs_of(pass_s: float = PASS_S, token_s: float = TOKEN_S) -> StepCosts:
 def requests_with(*chances: float, **fields: Any) -> list[Request]:
     params = SamplingParams(**{"max_tokens": 100, **fields})
     return [
-        Request("a", [1, 2, 3, 4], params, 0.0, output_token_ids=[7], may_speculate=True, draft_acceptance=chance)
+        queued("a", [1, 2, 3, 4], params, output_token_ids=[7], may_speculate=True, draft_acceptance=chance)
         for chance in chances
     ]
 

@@ -34,6 +34,7 @@ from tests.engine.fakes import (
     tokens_of,
 )
 from tests.engine.grammar.matchers import DIGITS, compiler
+from tests.engine.requests import queued
 from tests.engine.scheduling.speculation.prophets import oracle_drafters, scheduled
 
 
@@ -174,9 +175,7 @@ def test_drafts_are_counted() -> None:
     ids=["others", "with a grammar", "with a prediction"],
 )
 def test_each_request_gets_the_drafters_for_it(fields: dict[str, Any], expected: list[type]) -> None:
-    request = Request(
-        **{"request_id": "a", "prompt_token_ids": [1], "params": SamplingParams(), "arrival_s": 0.0, **fields}
-    )
+    request = queued("a", [1], **fields)
     fake_engine(num_speculative_tokens=3)._queue(request)
     assert isinstance(request.drafter, LikeliestDrafter) and request.may_speculate
     assert list(map(type, request.drafter._drafters)) == expected
@@ -184,7 +183,7 @@ def test_each_request_gets_the_drafters_for_it(fields: dict[str, Any], expected:
 
 @pytest.mark.parametrize(("max_tokens", "output"), [(0, []), (3, [1])], ids=["off", "begun by another engine"])
 def test_some_requests_get_no_drafter(max_tokens: int, output: list[int]) -> None:
-    request = Request("a", [1], SamplingParams(), 0.0, output_token_ids=output)
+    request = queued("a", [1], output_token_ids=output)
     fake_engine(num_speculative_tokens=max_tokens)._queue(request)
     assert isinstance(request.drafter, NoDrafts) and not request.may_speculate
 
@@ -202,8 +201,7 @@ class FixedDrafter:
 def requests_with(*chances: float, num_tokens: int = 2) -> list[Request]:
     params = SamplingParams(max_tokens=100)
     return [
-        Request("a", [1], params, 0.0, output_token_ids=[1], drafter=FixedDrafter(chance, num_tokens))
-        for chance in chances
+        queued("a", [1], params, output_token_ids=[1], drafter=FixedDrafter(chance, num_tokens)) for chance in chances
     ]
 
 
