@@ -94,7 +94,7 @@ def run(
             ignore_eos=True,
             predicted_token_ids=predictions[index] if predictions else (),
         )
-        asked = GenerationRequest(request_id="", prompt_token_ids=prompt, params=params, arrival_s=0.0)
+        asked = GenerationRequest(prompt_token_ids=prompt, params=params, arrival_s=0.0)
         engine.add_request(AddRequest(request_id=name, asked=asked))
     steps = []
     started_s = 0.0

@@ -154,7 +154,7 @@ def decode_seconds(engine: Engine, grammar: str | None, rows: int, max_tokens: i
         bias = {token_id: -100.0 for token_id in engine.info.eos_token_ids}
         params = SamplingParams(max_tokens=max_tokens, seed=index, grammar=grammar, logit_bias=bias)
         name = f"{grammar is None}-{index}"
-        asked = GenerationRequest(request_id="", prompt_token_ids=[index], params=params, arrival_s=0.0)
+        asked = GenerationRequest(prompt_token_ids=[index], params=params, arrival_s=0.0)
         engine.add_request(AddRequest(request_id=name, asked=asked))
     steps = []
     while engine.has_work:

@@ -167,7 +167,6 @@ class Engine:
         adapter = LoadedAdapter(message.adapter, 0) if message.adapter else None
         sampling = SamplingParams(max_tokens=0)
         asked = GenerationRequest(
-            request_id="",
             prompt_token_ids=message.token_ids,
             params=sampling,
             arrival_s=0.0,

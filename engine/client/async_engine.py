@@ -187,8 +187,8 @@ class AsyncEngine:
         finally:
             self._end(live, reason)
 
-    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
-        return await self._inspector.snapshots(self._registry.group(tenant, group_id)[:limit])
+    async def inspect(self, tenant: str, client_request_id: str | None, limit: int) -> list[RequestSnapshot]:
+        return await self._inspector.snapshots(self._registry.group(tenant, client_request_id)[:limit])
 
     def reset_prefix_cache(self, clears_store: bool) -> None:
         self._supervisor.send(ResetPrefixCache(clears_store))
@@ -199,8 +199,8 @@ class AsyncEngine:
     def drop_prefixes(self, tenant: str, key: str | None) -> None:
         self._supervisor.send(DropPrefixes(tenant, key))
 
-    def abort(self, tenant: str, group_id: str) -> bool:
-        for live in (aborted := self._registry.group(tenant, group_id)):
+    def abort(self, tenant: str, client_request_id: str) -> bool:
+        for live in (aborted := self._registry.group(tenant, client_request_id)):
             self._end(live, FinishReason.ABORT)  # at once, even if the caller never reads the last output
             live.abort()
         return bool(aborted)
@@ -211,7 +211,7 @@ class AsyncEngine:
         check_request(self.info, request.prompt_token_ids, request.params)
         check_given(self.info, request.given_token_ids, request.params)
         place = _ask(lambda: self._admission.admit(request), self._supervisor)
-        engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
+        engine_id = f"{request.client_request_id}/{next(self._numbers)}"
         live = LiveRequest(request, engine_id, self._table, place)
         live.timeouts = _timeouts(request, live, self._admission.queue_limit_s(request.max_queue_s), self._expire)
         self._remote.hold(live, self.info)

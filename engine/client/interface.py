@@ -79,7 +79,7 @@ class EngineClient(Protocol):
         restarted: the outputs go on where they stopped.
         """
 
-    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
+    async def inspect(self, tenant: str, client_request_id: str | None, limit: int) -> list[RequestSnapshot]:
         """Returns snapshots of the tenant's live requests, of one group or of all, in order of arrival and at most
         `limit`. Asks the engine process, and waits for it a few seconds at most."""
 
@@ -95,7 +95,7 @@ class EngineClient(Protocol):
         """Forget, also in the KV store, what is cached under this key of the tenant and no other; under all its keys if
         that is None. Requests that run go on. Call only while `is_ready`."""
 
-    def abort(self, tenant: str, group_id: str) -> bool:
+    def abort(self, tenant: str, client_request_id: str) -> bool:
         """End all of the tenant's live requests of this group at once; False if there are none. `generate` yields, as
         for one at its deadline, a last output with the tokens received so far, finished by LENGTH and the stop reason
         "abort"; it raises RequestAbortedError for a request that has none.

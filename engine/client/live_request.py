@@ -119,8 +119,8 @@ class LiveRequest:
         self.num_announced_tokens = num_stored_tokens
         self._clock.remote_prefill_s = remote_s
 
-    def is_of(self, tenant: str, group_id: str | None) -> bool:
-        return self.request.tenant == tenant and group_id in (None, self.request.group_id)
+    def is_of(self, tenant: str, client_request_id: str | None) -> bool:
+        return self.request.tenant == tenant and client_request_id in (None, self.request.client_request_id)
 
     @property
     def has_begun(self) -> bool:
@@ -228,7 +228,6 @@ class LiveRequest:
         finish_reason, stop_reason = self._end_of(timed)
         timings = self._clock.timings(with_gaps=finish_reason is not None) if is_first or finish_reason else None
         return RequestOutput(
-            request_id=self.request.request_id,
             text=text,
             token_ids=tuple(update.token_ids[:num_kept]),
             logprobs=tuple(update.logprobs[:num_kept]),

@@ -89,7 +89,7 @@ class RequestInspector:
 def _snapshot(live: LiveRequest, state: RequestState | None) -> RequestSnapshot:
     request = live.request
     return RequestSnapshot(
-        group_id=request.group_id,
+        client_request_id=request.client_request_id,
         arrival_s=request.arrival_s,
         num_prompt_tokens=len(request.prompt_token_ids),
         num_output_tokens=live.num_received,

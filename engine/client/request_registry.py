@@ -36,9 +36,9 @@ class RequestRegistry:
     def num_suspects(self) -> int:
         return len(self._suspects)
 
-    def group(self, tenant: str, group_id: str | None = None) -> list[LiveRequest]:
+    def group(self, tenant: str, client_request_id: str | None = None) -> list[LiveRequest]:
         """Returns the tenant's requests, of this group or of all, that still want tokens."""
-        return [live for live in self if live.is_of(tenant, group_id) and not live.is_complete]
+        return [live for live in self if live.is_of(tenant, client_request_id) and not live.is_complete]
 
     def add(self, live: LiveRequest) -> None:
         self._live[live.engine_id] = live

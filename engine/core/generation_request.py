@@ -27,14 +27,12 @@ SOLE_TENANT = Tenant()
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is asked for one sequence. It never changes."""
 
-    request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival_s: float
     """When the server received the request, on `time.monotonic()`."""
-    group_id: str = ""
-    """Id of the request that this sequence is a part of, as the client knows it. Clients choose such ids: several
-    requests may have the same."""
+    client_request_id: str = ""
+    """Id of the request that this sequence is a part of. Clients choose them: several requests may have the same."""
     is_sibling: bool = False
     """Whether a sequence of the same request was admitted just before. Then this one is neither refused for a long wait
     nor ended by it: the request as such did not wait too long."""

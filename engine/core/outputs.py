@@ -14,7 +14,6 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     the texts are the whole completion.
     """
 
-    request_id: str
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()

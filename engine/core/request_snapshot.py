@@ -9,7 +9,7 @@ from engine.core.messages import RequestState
 class RequestSnapshot:
     """Progress of one live request at the moment of asking."""
 
-    group_id: str
+    client_request_id: str
     arrival_s: float
     num_prompt_tokens: int
     num_output_tokens: int

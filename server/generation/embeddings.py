@@ -3,7 +3,6 @@
 import base64
 import math
 import struct
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -42,10 +41,7 @@ async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: 
     if (longest := max(len(prompt.token_ids) for prompt in prompts)) > max_model_len:
         message = f"An input has {longest} tokens; the maximum context length is {max_model_len}."
         raise ContextLengthError(f"{message} Shorten it, or set truncate_prompt_tokens.", "input")
-    unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
-    return [
-        arrival.generation(f"emb-{unique}-{index}", prompt.token_ids, _PARAMS) for index, prompt in enumerate(prompts)
-    ]
+    return [arrival.generation(prompt.token_ids, _PARAMS) for prompt in prompts]
 
 
 async def embed(

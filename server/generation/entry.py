@@ -67,21 +67,18 @@ class Arrival:
 
     def generation(
         self,
-        name: str,
         prompt_token_ids: list[int],
         params: SamplingParams,
         repeats_prompt: bool = False,
         given_token_ids: Sequence[int] = (),
     ) -> GenerationRequest:
-        """Returns the engine's request for one sequence, with the options of the whole request. `name` is the
-        sequence's own."""
+        """Returns the engine's request for one sequence, with the options of the whole request."""
         fields = self.fields
         return GenerationRequest(
-            request_id=name,
             prompt_token_ids=prompt_token_ids,
             params=params,
             arrival_s=self.arrival_s,
-            group_id=self.request_id,
+            client_request_id=self.request_id,
             repeats_prompt=repeats_prompt,
             priority=fields.priority,
             tenant=self.tenant.name,

@@ -83,7 +83,6 @@ def _ended_without_token(generation: GenerationRequest, stop_reason: str) -> Req
     """Returns the only output of a generation that ends without a token while siblings have some: the response has
     begun, so it cannot end with an error."""
     return RequestOutput(
-        request_id=generation.request_id,
         text="",
         token_ids=(),
         num_prompt_tokens=len(generation.prompt_token_ids),

@@ -30,7 +30,6 @@ def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
     if first is last:
         return first
     return RequestOutput(
-        request_id=last.request_id,
         text="".join(output.text for output in outputs),
         token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
         logprobs=tuple(score for output in outputs for score in output.logprobs),

@@ -1,7 +1,6 @@
 """The plan of a request: one generation for the engine per prompt and candidate, and limits on their number."""
 
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -155,11 +154,9 @@ def _generations(
     seed: int,
     arrival: Arrival,
 ) -> list[GenerationRequest]:
-    unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
     prompt_of = [index for index in range(len(prompts)) for _ in range(request.num_candidates)]
     return [
         arrival.generation(
-            f"gen-{unique}-{index}",
             prompts[prompt].token_ids,
             msgspec.structs.replace(params[prompt], seed=seed_of(seed, index)),
             repeats_prompt=index % request.num_candidates > 0,

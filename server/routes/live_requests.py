@@ -10,15 +10,15 @@ def live_requests(snapshots: Sequence[RequestSnapshot], now_s: float) -> Iterato
     """Returns one object per id, in order of arrival. Several HTTP requests may have one id: clients choose them."""
     groups: dict[str, list[RequestSnapshot]] = {}
     for snapshot in snapshots:
-        groups.setdefault(snapshot.group_id, []).append(snapshot)
+        groups.setdefault(snapshot.client_request_id, []).append(snapshot)
     return (
         {
-            "id": group_id,
+            "id": client_request_id,
             "object": "request",
             "age_ms": _ms(now_s - min(snapshot.arrival_s for snapshot in group)),
             "sequences": [_sequence(snapshot) for snapshot in group],
         }
-        for group_id, group in groups.items()
+        for client_request_id, group in groups.items()
     )
 
 

@@ -3,7 +3,6 @@
 Whoever has an API key of this server may name any tenant and any cache salt, as decode servers have to.
 """
 
-import uuid
 from contextlib import aclosing
 
 import msgspec
@@ -53,11 +52,10 @@ async def prefill(body: PrefillRequest, request: Request) -> Response:
 
 def _generation(body: PrefillRequest, request_id: str, arrival_s: float) -> GenerationRequest:
     return GenerationRequest(
-        request_id=f"pre-{uuid.uuid4().hex[:12]}",
         prompt_token_ids=body.token_ids,
         params=_PARAMS,
         arrival_s=arrival_s,
-        group_id=request_id,
+        client_request_id=request_id,
         priority=body.priority,
         tenant=body.tenant,
         weight=body.weight,

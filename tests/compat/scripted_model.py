@@ -28,13 +28,13 @@ def scripted_backend(replies: tuple[Reply, ...]) -> FakeBackend:
     engine = FakeEngine(info=replace(INFO, max_model_len=MAX_MODEL_LEN))
 
     @functools.lru_cache(maxsize=64)
-    def answer(request_id: str, prompt_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    def answer(prompt_token_ids: tuple[int, ...]) -> tuple[int, ...]:
         prompt = engine.tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
         text = next(reply.text for reply in replies if reply.when in prompt)
         return (*engine.tokenizer.encode(text, add_special_tokens=False), EOS)
 
     def rule(request: GenerationRequest, position: int) -> int:
-        return answer(request.request_id, tuple(request.prompt_token_ids))[position]
+        return answer(tuple(request.prompt_token_ids))[position]
 
     engine.rule = rule
     return FakeBackend(engine, chat_templates={"default": AGENT_TEMPLATE})

@@ -70,13 +70,13 @@ async def running(model: str = "fake", max_num_seqs: int = 64, **options: Any) -
 def request(command: int = fake.PLAIN, first: int = 100, name: str = "r", **params: Any) -> GenerationRequest:
     sampling = SamplingParams(**({"max_tokens": 5} | params))
     return GenerationRequest(
-        request_id=name, prompt_token_ids=[first, 1, command], params=sampling, arrival_s=time.monotonic()
+        client_request_id=name, prompt_token_ids=[first, 1, command], params=sampling, arrival_s=time.monotonic()
     )
 
 
-def grouped(command: int, tenant: str = "", group_id: str = "g", **params: Any) -> GenerationRequest:
+def grouped(command: int, tenant: str = "", client_request_id: str = "g", **params: Any) -> GenerationRequest:
     params = {"max_tokens": 3000, **params}
-    return msgspec.structs.replace(request(command, **params), tenant=tenant, group_id=group_id)
+    return msgspec.structs.replace(request(command, **params), tenant=tenant, client_request_id=client_request_id)
 
 
 async def collect(engine: AsyncEngine, wanted: GenerationRequest) -> list[RequestOutput]:

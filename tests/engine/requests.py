@@ -10,7 +10,7 @@ from engine.core.sampling_params import SamplingParams
 
 
 def asking(prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any) -> GenerationRequest:
-    fields = {"request_id": "", "arrival_s": 0.0, **fields}
+    fields = {"arrival_s": 0.0, **fields}
     return GenerationRequest(prompt_token_ids=list(prompt), params=params or SamplingParams(), **fields)
 
 

@@ -196,8 +196,8 @@ class FakeEngine:
             self.finished.append(reason)
             self.observer.on_finish(reason, sequence.timings() if sequence.token_ids else None)
 
-    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
-        return [sequence.view() for sequence in self._group(tenant, group_id)[:limit]]
+    async def inspect(self, tenant: str, client_request_id: str | None, limit: int) -> list[RequestSnapshot]:
+        return [sequence.view() for sequence in self._group(tenant, client_request_id)[:limit]]
 
     async def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]:
         return self.cached.get(tenant, [])
@@ -208,15 +208,15 @@ class FakeEngine:
     def reset_prefix_cache(self, clears_store: bool) -> None:
         self.resets.append(clears_store)
 
-    def abort(self, tenant: str, group_id: str) -> bool:
-        aborted = self._group(tenant, group_id)
+    def abort(self, tenant: str, client_request_id: str) -> bool:
+        aborted = self._group(tenant, client_request_id)
         for sequence in aborted:
             sequence.is_aborted = True
         return bool(aborted)
 
-    def _group(self, tenant: str, group_id: str | None) -> list["_Sequence"]:
+    def _group(self, tenant: str, client_request_id: str | None) -> list["_Sequence"]:
         own = [sequence for sequence in self.live if sequence.request.tenant == tenant]
-        return [sequence for sequence in own if group_id in (None, sequence.request.group_id)]
+        return [sequence for sequence in own if client_request_id in (None, sequence.request.client_request_id)]
 
     def stop(self) -> None:
         self.health = EngineUnavailableError("The engine was stopped.")
@@ -267,7 +267,7 @@ class _Sequence:
     def view(self) -> RequestSnapshot:
         num_tokens = len(self.token_ids)
         return RequestSnapshot(
-            group_id=self.request.group_id,
+            client_request_id=self.request.client_request_id,
             arrival_s=self.request.arrival_s,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=num_tokens,
@@ -291,7 +291,6 @@ class _Sequence:
             stop_reason = "abort" if self.is_aborted else None
             text += self._detokenizer.flush()
         return RequestOutput(
-            request_id=self.request.request_id,
             text=text,
             token_ids=new_ids,
             logprobs=() if params.logprobs is None else tuple(score(each, params.logprobs) for each in new_ids),

@@ -14,11 +14,11 @@ from tests.server.fake_engine import FakeEngine
 class LateEngine(FakeEngine):
     """Of two sequences, one gets tokens; once it has begun, the other one's limit passes before its first token."""
 
-    late = "1"
+    late_is_sibling = True
     end: TwostepError | None = None
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
-        if request.request_id.endswith(self.late):
+        if request.is_sibling == self.late_is_sibling:
             while self.num_holding == 0:
                 await asyncio.sleep(0.001)
             patience_s, left_s = 0.4, request.left_s
@@ -36,10 +36,8 @@ def outputs_of(
     async def collect() -> list[tuple[int, RequestOutput]]:
         params = [SamplingParams(max_tokens=3), SamplingParams(max_tokens=last_max_tokens)]
         requests = [
-            GenerationRequest(
-                request_id=name, prompt_token_ids=[1, 2], params=each, arrival_s=0.0, deadline_s=deadline_s
-            )
-            for name, each in zip("01", params, strict=True)
+            GenerationRequest(prompt_token_ids=[1, 2], params=each, arrival_s=0.0, deadline_s=deadline_s)
+            for each in params
         ]
         return [output async for output in generate_all(engine, requests)]
 

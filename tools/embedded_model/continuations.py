@@ -58,7 +58,7 @@ def continued(model: Path, prompts: Sequence[list[int]], length: int) -> list[li
     for index, prompt in enumerate(prompts):
         temperature = TEMPERATURES[index % len(TEMPERATURES)]
         params = SamplingParams(max_tokens=length - len(prompt), temperature=temperature, seed=index, ignore_eos=True)
-        asked = GenerationRequest(request_id="", prompt_token_ids=prompt, params=params, arrival_s=0.0)
+        asked = GenerationRequest(prompt_token_ids=prompt, params=params, arrival_s=0.0)
         engine.add_request(AddRequest(request_id=str(index), asked=asked))
     with tqdm(total=sum(length - len(prompt) for prompt in prompts), unit="token", dynamic_ncols=True) as bar:
         while engine.has_work:

@@ -137,7 +137,6 @@ class Cluster:
 
     def _asked(self, token_ids: list[int], max_tokens: int, until_stored: bool = False) -> GenerationRequest:
         return GenerationRequest(
-            request_id="",
             prompt_token_ids=token_ids,
             params=SamplingParams(max_tokens=max_tokens),
             arrival_s=self._now_s,

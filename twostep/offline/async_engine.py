@@ -157,7 +157,7 @@ class AsyncEngine:
 
 def _request_output(plan: GenerationPlan[Any], prompt: str | None, answers: Sequence[AnswerBuilder]) -> RequestOutput:
     return RequestOutput(
-        request_id=plan.generations[0].group_id,
+        request_id=plan.generations[0].client_request_id,
         prompt=prompt,
         prompt_token_ids=plan.prompts[0].token_ids,
         prompt_logprobs=answers[0].prompt_logprobs,

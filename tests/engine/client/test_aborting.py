@@ -68,7 +68,7 @@ def test_everything_is_free_although_the_stream_is_not_read() -> None:
 def test_no_other_requests_end() -> None:
     async def check() -> None:
         others = [grouped(fake.SLOW, max_tokens=9, tenant=tenant) for tenant in ("", "bob")]
-        others.append(grouped(fake.SLOW, max_tokens=9, tenant="alice", group_id="h"))
+        others.append(grouped(fake.SLOW, max_tokens=9, tenant="alice", client_request_id="h"))
         async with running() as engine:
             own = asyncio.create_task(collect(engine, grouped(fake.SLOW, tenant="alice")))
             going_on = [asyncio.create_task(collect(engine, other)) for other in others]

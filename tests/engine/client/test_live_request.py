@@ -35,7 +35,7 @@ FIRST = FirstTokenInfo(first_scheduled_s=11.0, num_cached_tokens=2, num_prefill_
 
 def live_request(admission: AdmissionControl | None = None, **params: Any) -> LiveRequest:
     request = GenerationRequest(
-        request_id="r", prompt_token_ids=[5, 6, 7], params=SamplingParams(**params), arrival_s=10.0, cache_salt="salt"
+        prompt_token_ids=[5, 6, 7], params=SamplingParams(**params), arrival_s=10.0, cache_salt="salt"
     )
     return LiveRequest(request, "r/0", Letters(), (admission or AdmissionControl(AdmissionLimits(), 1, 1)).enter(3))
 

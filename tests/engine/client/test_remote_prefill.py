@@ -222,7 +222,7 @@ async def test_a_prompt_is_asked_for_again_after_all_left() -> None:
 async def test_a_request_that_ends_while_it_waits_is_never_given_to_the_engine(how: str) -> None:
     servers, deadline_s = FakeServers(), 0.2 if how == "deadline" else None
     async with engine_with(servers) as engine:
-        held = msgspec.structs.replace(long_request(fake.WAIT), group_id="g", deadline_s=deadline_s)
+        held = msgspec.structs.replace(long_request(fake.WAIT), client_request_id="g", deadline_s=deadline_s)
         [task] = await asked(servers, error_of(collect(engine, held)))
         if how == "abort":
             assert engine.abort("", "g")

@@ -72,8 +72,8 @@ def test_inspecting_changes_nothing() -> None:
 # What the server reports
 
 
-async def only_view(engine: AsyncEngine, group_id: str | None = "g") -> RequestSnapshot:
-    (view,) = await engine.inspect("", group_id, 10)
+async def only_view(engine: AsyncEngine, client_request_id: str | None = "g") -> RequestSnapshot:
+    (view,) = await engine.inspect("", client_request_id, 10)
     return view
 
 
@@ -83,7 +83,7 @@ def test_what_the_engine_and_the_server_know_is_reported() -> None:
             outputs = [await anext(stream) for _ in range(3)]
             view = await only_view(engine)
             assert view.state is not None and 3 <= view.state.num_computed_tokens <= view.num_output_tokens
-            assert (view.group_id, view.num_prompt_tokens) == ("g", 3)
+            assert (view.client_request_id, view.num_prompt_tokens) == ("g", 3)
             assert outputs[0].timings is not None and view.ttft_s == pytest.approx(outputs[0].timings.ttft_s)
             assert view.queue_s == outputs[0].timings.queue_s
             assert view.left_s is not None and view.left_s > 0.019 * 900
@@ -109,13 +109,14 @@ def test_a_tenant_sees_its_own_requests_the_oldest_first() -> None:
     async def check() -> None:
         async with running() as engine:
             names = [("", "b"), ("", "a"), ("other", "a"), ("", "a")]
-            for number, (tenant, group_id) in enumerate(names):
-                task = asyncio.create_task(collect(engine, grouped(fake.WAIT, tenant=tenant, group_id=group_id)))
+            for number, (tenant, name) in enumerate(names):
+                asked = grouped(fake.WAIT, tenant=tenant, client_request_id=name)
+                task = asyncio.create_task(collect(engine, asked))
                 await eventually(lambda number=number: engine.num_live == number + 1)
                 task.add_done_callback(lambda done: done.exception())
             queries = [("", None, 9), ("", "a", 9), ("", None, 2), ("x", None, 9)]
             answers = [await engine.inspect(*query) for query in queries]
-            assert ["".join(view.group_id for view in views) for views in answers] == ["baa", "aa", "ba", ""]
+            assert ["".join(view.client_request_id for view in views) for views in answers] == ["baa", "aa", "ba", ""]
 
     asyncio.run(check())
 
@@ -123,7 +124,7 @@ def test_a_tenant_sees_its_own_requests_the_oldest_first() -> None:
 def test_callers_that_come_meanwhile_share_one_query() -> None:
     async def check() -> None:
         async with running() as engine:
-            tasks = [asyncio.create_task(collect(engine, grouped(fake.WAIT, group_id=name))) for name in "012"]
+            tasks = [asyncio.create_task(collect(engine, grouped(fake.WAIT, client_request_id=name))) for name in "012"]
             await eventually(lambda: engine.num_live == 3)
             views = await asyncio.gather(*(only_view(engine, str(number)) for number in range(3)))
             assert [view.state and view.state.num_blocks for view in views] == [1, 2, 2]
@@ -182,11 +183,11 @@ def test_queries_to_an_engine_that_dies_are_answered_and_the_next_one_is_queried
     async def check() -> None:
         async with running() as engine, aclosing(engine.generate(grouped(fake.SLOW))) as stream:
             await anext(stream)
-            other = asyncio.create_task(collect(engine, grouped(fake.WAIT, group_id="h")))
+            other = asyncio.create_task(collect(engine, grouped(fake.WAIT, client_request_id="h")))
             await eventually(lambda: engine.num_live == 2)
             (pid,) = children()
             os.kill(pid, signal.SIGSTOP)
-            asking = [asyncio.create_task(only_view(engine, group_id)) for group_id in "ghh"]
+            asking = [asyncio.create_task(only_view(engine, client_request_id)) for client_request_id in "ghh"]
             await asyncio.sleep(0)
             os.kill(pid, signal.SIGKILL)
             first, second = [RequestState(live.engine_id) for live in engine._registry]

@@ -26,7 +26,7 @@ class SpiedRegistry:
             self.registry.add(live)
 
     def _request(self, name: str) -> LiveRequest:
-        asked = GenerationRequest(request_id=name, prompt_token_ids=[1], params=SamplingParams(), arrival_s=0.0)
+        asked = GenerationRequest(prompt_token_ids=[1], params=SamplingParams(), arrival_s=0.0)
         return LiveRequest(asked, name, Words(), AdmissionControl(AdmissionLimits(), 9, 9).enter(1))
 
     def sent(self) -> dict[str, list[int]]:

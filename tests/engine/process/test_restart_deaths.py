@@ -85,7 +85,6 @@ def test_a_request_that_cannot_be_sent_fails_alone() -> None:
         async with running() as engine:
             tasks = streams(engine, 1)
             odd = GenerationRequest(
-                request_id="odd",
                 prompt_token_ids=[1],
                 params=request().params,
                 arrival_s=time.monotonic(),

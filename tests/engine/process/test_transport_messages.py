@@ -91,7 +91,6 @@ steering = st.builds(CacheSteering, texts, times, st.booleans())
 cached = st.builds(CachedPrefixes, texts, *[numbers] * 4, times, times)
 asked = st.builds(
     GenerationRequest,
-    request_id=texts,
     prompt_token_ids=ids,
     params=params,
     arrival_s=times,
@@ -146,7 +145,7 @@ def test_every_message_from_the_engine_comes_back_equal(message: FromEngine) -> 
     assert decoder_of(FromEngine)(msgspec.msgpack.encode(message)) == message
 
 
-bad_asked = {"request_id": "a", "prompt_token_ids": [1], "params": {"temperature": -1}, "arrival_s": 0.0}
+bad_asked = {"prompt_token_ids": [1], "params": {"temperature": -1}, "arrival_s": 0.0}
 bad_params = msgspec.msgpack.encode({"type": "AddRequest", "request_id": "a", "asked": bad_asked})
 bad_config = msgspec.msgpack.encode({"type": "Start", "config": {"model": "m", "block_size": 0}, "log_level": 20})
 wrong = st.sampled_from([b"", b"\x80", bad_params, bad_config, msgspec.msgpack.encode({"type": "Unknown"})])

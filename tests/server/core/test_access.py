@@ -210,7 +210,7 @@ class TestRequestIds:
         server.engine.hold_at = 0
         first = [connection_with_id(server, "same") for _ in range(2)]
         server.wait_until(lambda: server.engine.num_live == 2)
-        assert len({request.request_id for request in server.engine.requests}) == 2
+        assert [request.client_request_id for request in server.engine.requests] == ["same", "same"]
         for connection in first:
             connection.close()
 

@@ -102,7 +102,6 @@ def test_a_vector_that_is_not_finite_is_an_error(
 
 def test_others_run_between_two_vectors() -> None:
     output = RequestOutput(
-        request_id="r",
         text="",
         token_ids=(),
         num_prompt_tokens=1,

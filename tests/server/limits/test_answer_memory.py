@@ -193,7 +193,6 @@ def output(number: int, num_logprobs: int | None) -> RequestOutput:
         top = tuple((token_id() + rank, -1.5 - number - rank) for rank in range(num_logprobs))
         scores = (TokenLogprobs(token_id(), -0.5 - number, 1000 + number, top),)
     return RequestOutput(
-        request_id="r",
         text=f" {number}",
         token_ids=(token_id(),),
         logprobs=scores,
@@ -223,7 +222,7 @@ def test_outputs_take_no_more_than_is_reserved(num_logprobs: int | None) -> None
     collected, taken = asyncio.run(measured())
     assert "".join(each.text for each in collected) == "".join(f" {number}" for number in range(num_tokens))
     params = SamplingParams(max_tokens=num_tokens, logprobs=num_logprobs)
-    generation = GenerationRequest(request_id="", prompt_token_ids=[1], params=params, arrival_s=0.0)
+    generation = GenerationRequest(prompt_token_ids=[1], params=params, arrival_s=0.0)
     free, num_all = (1, 0) if num_logprobs is None else (0, num_tokens * (num_logprobs + 1))
     request: Any = None
     reserved = GenerationPlan(request, {}, (), [generation] * (1 + free), None, num_all).answer_bytes

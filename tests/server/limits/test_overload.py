@@ -96,7 +96,7 @@ class TestSiblings:
         engine = FullEngine()
         with pytest.raises(OverloadedError):
             outputs_of(engine)
-        assert engine.asked == ["0"]
+        assert engine.asked == [False]
 
     @pytest.mark.parametrize(
         ("sequences", "param"), [({"prompt": [1] * 25, "n": 4}, "n"), ({"prompt": [[1] * 30, [1] * 70]}, "prompt")]
@@ -112,14 +112,14 @@ class TestSiblings:
 
 
 class FullEngine(FakeEngine):
-    """Refuses every request and remembers their ids."""
+    """Refuses every request, and remembers whether a sibling was asked for before."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[str] = []
+        self.asked: list[bool] = []
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
-        self.asked.append(request.request_id)
+        self.asked.append(request.is_sibling)
         raise OverloadedError("Full.", 1.0)
         yield
 
@@ -133,7 +133,7 @@ def test_a_deadline_counts_from_the_arrival() -> None:
 
 
 class LateFirstEngine(LateEngine):
-    late = "0"
+    late_is_sibling = False
 
 
 def test_a_sequence_without_a_token_at_its_deadline_ends_as_its_siblings_do() -> None:

@@ -44,7 +44,7 @@ def garbled(_: httpx.Request) -> httpx.Response:
 
 
 def prefix(first: int = 1, num_tokens: int = 513, **fields: Any) -> Prefix:
-    asked: dict[str, Any] = {"request_id": "r", "prompt_token_ids": [], "params": SamplingParams(), "arrival_s": 0.0}
+    asked: dict[str, Any] = {"prompt_token_ids": [], "params": SamplingParams(), "arrival_s": 0.0}
     request = GenerationRequest(**asked | fields)
     return Prefix(request, [first] * num_tokens, num_stored_tokens=16, kv_fingerprint="f")
 

@@ -51,7 +51,6 @@ def outputs(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[Reque
     """Returns outputs of one token each, whose texts these are; the last one is finished."""
     return [
         RequestOutput(
-            request_id="r",
             text=text,
             token_ids=(number,),
             num_prompt_tokens=1,
