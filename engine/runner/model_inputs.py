@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 
 import torch
 from torch import Tensor
@@ -90,10 +90,10 @@ def _padded(
 def _adapters(requests: Sequence[ScheduledRequest], device: torch.device) -> Tensor | None:
     if all(request.adapter is None for request in requests):
         return None
-    numbers = [-1 if request.adapter is None else request.adapter for request in requests]
-    return torch.tensor(numbers, device=device).repeat_interleave(
-        torch.tensor([len(request.token_ids) for request in requests], device=device)
-    )
+    numbers = array("q")  # repeating them in torch wakes its threads, which then wait where those of the kernels work
+    for request in requests:
+        numbers.extend(repeat(-1 if request.adapter is None else request.adapter, len(request.token_ids)))
+    return torch.tensor(numbers, device=device)
 
 
 def _states(requests: Sequence[ScheduledRequest], device: torch.device) -> StateMetadata | None:

@@ -16,6 +16,7 @@ from benchmarks.padded_model import save_padded_model
 from engine.kernels import load_kernels
 
 LEAST = {
+    "adapters": ("--model", str(EMBEDDED), *"--adapters 2 --used 2 --streams 2 --max-tokens 4 --rounds 1".split()),
     "attention": ("--seconds", "0.001"),
     "chat": ("--tokens", "50"),
     "cuda_attention": (),
@@ -32,7 +33,7 @@ LEAST = {
 }
 
 
-LONG = {"attention", "drafts", "kv_formats", "linear", "memory", "predictions", "quantization", "serving"}
+LONG = {"adapters", "attention", "drafts", "kv_formats", "linear", "memory", "predictions", "quantization", "serving"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in programs()])

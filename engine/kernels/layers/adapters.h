@@ -86,14 +86,21 @@ class AdaptedColumns {
   }
   void release(int64_t adapter) { factors_.erase(adapter); }
 
-  // x [T, K], out [T, columns of all]
-  void add(const at::Tensor& x, const at::Tensor& out, const AdapterRows& rows) const {
-    std::map<int64_t, Members> of_rank;  // matrices of one size are multiplied at once
-    for (const auto& group : rows.groups()) {
-      const auto found = factors_.find(group.adapter);
-      if (found != factors_.end()) of_rank[found->second.rank].emplace_back(&group.rows, &found->second);
+  // Whether the adapter has factors for these columns.
+  bool has(int64_t adapter) const { return factors_.contains(adapter); }
+
+  // x [T, K], out [T, columns of all]; the rows of these numbers have the adapter.
+  void add(const at::Tensor& x, const at::Tensor& out, int64_t adapter, c10::ArrayRef<int64_t> rows) const {
+    const Factors& factors = factors_.at(adapter);
+    const auto count = static_cast<int64_t>(rows.size());
+    const at::Tensor which = at::from_blob(const_cast<int64_t*>(rows.data()), {count}, at::kLong);
+    const at::Tensor down = grouped_linear(take_rows(x, which), {{&factors.down, {}, count}}, factors.rank);
+    const at::Tensor added = grouped_linear(down, {{&factors.up, {}, count}}, columns_.numel());
+    if (out.scalar_type() == at::kFloat) {
+      add_to<float>(out, rows, added);
+    } else {
+      add_to<at::BFloat16>(out, rows, added);
     }
-    for (const auto& [rank, members] : of_rank) add_of_rank(x, out, rank, members);
   }
 
  private:
@@ -104,28 +111,9 @@ class AdaptedColumns {
   struct Run {
     int64_t to, from, count;
   };
-  using Members = std::vector<std::pair<const std::vector<int64_t>*, const Factors*>>;
-
-  void add_of_rank(const at::Tensor& x, const at::Tensor& out, int64_t rank, const Members& members) const {
-    std::vector<int64_t> numbers;
-    std::vector<Share> downs, ups;
-    for (const auto& [rows, factors] : members) {
-      const auto count = static_cast<int64_t>(rows->size());
-      numbers.insert(numbers.end(), rows->begin(), rows->end());
-      downs.push_back({&factors->down, {}, count});
-      ups.push_back({&factors->up, {}, count});
-    }
-    const at::Tensor which = at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::kLong);
-    const at::Tensor added = grouped_linear(grouped_linear(take_rows(x, which), downs, rank), ups, columns_.numel());
-    if (out.scalar_type() == at::kFloat) {
-      add_to<float>(out, numbers, added);
-    } else {
-      add_to<at::BFloat16>(out, numbers, added);
-    }
-  }
 
   template <class Element>
-  void add_to(const at::Tensor& out, const std::vector<int64_t>& numbers, const at::Tensor& added) const {
+  void add_to(const at::Tensor& out, c10::ArrayRef<int64_t> numbers, const at::Tensor& added) const {
     constexpr int64_t kGrain = 1 << 14;  // numbers
     const auto* terms = added.const_data_ptr<Element>();
     auto* sums = out.mutable_data_ptr<Element>();
@@ -147,5 +135,31 @@ class AdaptedColumns {
   std::vector<Run> runs_;
   std::map<int64_t, Factors> factors_;
 };
+
+// Adds to out [T, N], in its place, what the rows' adapters make of x [T, K]. Each task multiplies some rows of one
+// adapter for one layer of the checkpoint, both times: nobody waits between the products.
+inline void add_adapted(const std::vector<AdaptedColumns>& adapted, const at::Tensor& x, const at::Tensor& out,
+                        const AdapterRows& rows) {
+  constexpr int64_t kFew = 8, kMany = 64;  // rows of a task
+  struct Piece {
+    const AdaptedColumns* columns;
+    int64_t adapter;
+    c10::ArrayRef<int64_t> rows;
+  };
+  std::vector<Piece> pieces;
+  for (const auto& group : rows.groups()) {
+    const c10::ArrayRef<int64_t> all(group.rows);
+    const auto count = static_cast<int64_t>(all.size());
+    const int64_t most = std::clamp(divide_up(count, int64_t{at::get_num_threads()}), kFew, kMany);
+    for (const AdaptedColumns& columns : adapted) {
+      for (int64_t first = 0; columns.has(group.adapter) && first < count; first += most) {
+        pieces.push_back({&columns, group.adapter, all.slice(first, std::min(most, count - first))});
+      }
+    }
+  }
+  run_tasks(static_cast<int64_t>(pieces.size()), false, [&](int64_t i) {
+    pieces[i].columns->add(x, out, pieces[i].adapter, pieces[i].rows);
+  });
+}
 
 }  // namespace twostep

@@ -48,7 +48,7 @@ struct Linear : torch::CustomClassHolder {
     if (rows.empty() || adapted.empty()) return (*this)(x, out, activation);
     const bool is_gated = activation != Activation::kNone;
     const at::Tensor sums = (*this)(x, is_gated ? Buffer() : out);
-    for (const AdaptedColumns& each : adapted) each.add(x, sums, rows);
+    add_adapted(adapted, x, sums, rows);
     return is_gated ? gate(sums, activation, out) : sums;
   }
 
