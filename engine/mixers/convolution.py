@@ -10,10 +10,10 @@ from engine.kernels import load_kernels
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.state import StateShape
 
-__all__ = ["Convolution"]
+__all__ = ["KERNEL_TAPS", "Convolution"]
 
 _KERNEL_DTYPES = torch.float32, torch.bfloat16
-_KERNEL_TAPS = 16  # at most, as in engine/kernels/recurrent/convolution.cpp
+KERNEL_TAPS = 16  # at most, as in engine/kernels/recurrent/convolution.cpp
 
 
 class Convolution(NamedTuple):
@@ -36,7 +36,7 @@ class Convolution(NamedTuple):
     def advance(self, states: Tensor, metadata: StateMetadata) -> Tensor:
         """Returns the convolution [num_tokens, channels], summed from the oldest token on in float32; writes the newest
         tokens of each sequence to its slot of `states`."""
-        is_known = self.x.dtype in _KERNEL_DTYPES and len(self.weight) <= _KERNEL_TAPS
+        is_known = self.x.dtype in _KERNEL_DTYPES and len(self.weight) <= KERNEL_TAPS
         if is_known and states.device.type == "cpu" and load_kernels() is not None:
             places = metadata.slots, metadata.first_tokens
             return cast(Tensor, torch.ops.twostep.causal_convolution(*self, states, *places))

@@ -19,6 +19,7 @@ from engine.weights.quantized_weight import KernelQuantizedWeight
 from engine.weights.rank_group import Gather
 
 __all__ = [
+    "AfterParts",
     "AttentionParts",
     "DecoderParts",
     "LayerParts",
@@ -182,6 +183,27 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
         return torch.classes.twostep.Mixture(self.router.bound(), self.experts.bound(), shared, gate)
 
 
+class AfterParts(msgspec.Struct, frozen=True, eq=False):
+    """What a layer does with what its attention, or what is in its place, makes of tokens."""
+
+    output: LinearParts
+    """The last projection of attention."""
+    norm: NormParts | None
+    feed_forward: MlpParts | MixtureParts
+    attention_norm: NormParts | None = None
+    feed_forward_norm: NormParts | None = None
+    multiplier: float | None = None
+    is_parallel: bool = False
+
+    def bound(self) -> Any:
+        feed_forward = self.feed_forward.bound()
+        choice = (feed_forward, None) if isinstance(self.feed_forward, MlpParts) else (None, feed_forward)
+        added = map(_bound, (self.attention_norm, self.feed_forward_norm))
+        return torch.classes.twostep.AfterAttention(
+            self.output.bound(), _bound(self.norm), *choice, *added, self.multiplier, self.is_parallel
+        )
+
+
 class LayerParts(msgspec.Struct, frozen=True, eq=False):
     """One layer: attention, and an MLP or a mixture of experts, mostly behind a norm."""
 
@@ -201,12 +223,8 @@ class LayerParts(msgspec.Struct, frozen=True, eq=False):
 
     def bound_after(self) -> Any:
         """Returns what runs after attention."""
-        feed_forward = self.feed_forward.bound()
-        choice = (feed_forward, None) if isinstance(self.feed_forward, MlpParts) else (None, feed_forward)
-        added = map(_bound, (self.attention_norm, self.feed_forward_norm))
-        return torch.classes.twostep.AfterAttention(
-            self.attention.output.bound(), _bound(self.norm), *choice, *added, self.multiplier, self.is_parallel
-        )
+        added = self.attention_norm, self.feed_forward_norm, self.multiplier, self.is_parallel
+        return AfterParts(self.attention.output, self.norm, self.feed_forward, *added).bound()
 
     def bound(self, cache: KVCache) -> Any:
         """Returns the layer, which attends over its part of the cache."""

@@ -89,18 +89,17 @@ FusedNorm = FusedRMSNorm | FusedLayerNorm
 class FusedMLP(nn.Module):
     """A gated MLP: activation(gate) * up, both from one matmul, then the down projection; or one without a gate."""
 
-    def __init__(self, mlp: Any, activation: str, names: tuple[str, ...]) -> None:
+    def __init__(self, mlp: Any, activation: str, names: tuple[str, ...], is_gated: bool) -> None:
         """`names` are those of the linear layers of `mlp`: a gate and an up projection, one that is both, or one
         without a gate, and the down projection."""
         super().__init__()
-        self.activation = activation  # the operator's name for it
+        self.activation, self.is_gated = activation, is_gated  # the operator's name for it
         *first, self.down_name = names
         self.names = (*first,)
         """The layers of `mlp` that are one here."""
-        self.is_gated = self.names in (("gate_proj", "up_proj"), ("gate_up_proj",))
         linears = [getattr(mlp, name) for name in self.names]
         self.gate_up_proj = _interleaved(*linears) if len(linears) > 1 else linears[0]
-        if self.names == ("gate_up_proj",):
+        if is_gated and len(linears) == 1:
             _in_turn(self.gate_up_proj)
         self.down_proj = getattr(mlp, self.down_name)
         self.leaves_sum = False
@@ -174,11 +173,12 @@ class FusedAttention(nn.Module):
         norms: tuple[FusedRMSNorm, FusedRMSNorm] | None,
         rotation: Rotation,
         is_gated: bool = False,
+        out_name: str = "o_proj",
     ) -> None:
         """`call` is any call that `attention` made: its shapes and constants are those of all its calls.
 
         `norms` are those of queries and of keys, with one eps, each of a head or of all heads together. If it is gated,
-        a head of its query projection is followed by the head's gates.
+        a head of its query projection is followed by the head's gates. `out_name` is that of its last layer.
         """
         super().__init__()
         _, self.num_heads, self.head_size = call.query.shape
@@ -188,7 +188,8 @@ class FusedAttention(nn.Module):
         """The layers of `attention` that are one here."""
         linears = [getattr(attention, name) for name in self.names]
         self.qkv_proj = linears[0] if is_one else _merged(linears, self.joined)
-        self.o_proj, self.rotation = attention.o_proj, rotation
+        self.out_name = out_name
+        self.o_proj, self.rotation = getattr(attention, out_name), rotation
         self.q_norm: FusedRMSNorm | None
         self.k_norm: FusedRMSNorm | None
         self.q_norm, self.k_norm = (None, None) if norms is None else norms
@@ -266,6 +267,8 @@ class LayerForm(NamedTuple):
     """Whether the MLP reads what attention reads."""
     mixer: str = "self_attn"
     """Name of its attention, or of what mixes tokens in its place."""
+    ffn: str = "mlp"
+    """Name of its MLP, or of its mixture of experts."""
 
 
 class FusedDecoderLayer(nn.Module):
@@ -277,13 +280,18 @@ class FusedDecoderLayer(nn.Module):
         for name in form.names:
             if name is not None:
                 setattr(self, name, getattr(layer, name))
-        setattr(self, form.mixer, getattr(layer, form.mixer))
-        self.mlp = layer.mlp
+        for name in (form.mixer, form.ffn):
+            setattr(self, name, getattr(layer, name))
         self.next_norm: FusedRMSNorm | None = None
 
     @property
     def mixer(self) -> nn.Module:
         return cast(nn.Module, getattr(self, self.form.mixer))
+
+    @property
+    def ffn(self) -> nn.Module:
+        """The MLP, or the mixture of experts."""
+        return cast(nn.Module, getattr(self, self.form.ffn))
 
     @property
     def norms(self) -> LayerNorms:
@@ -294,7 +302,7 @@ class FusedDecoderLayer(nn.Module):
         """Has the layer do the work of the norm that is next to read what it returns along with its last sum, and add
         the segments of products along with the sums behind them, unless a norm reads the products."""
         self.next_norm = norm
-        for part in (self.mixer, self.mlp):
+        for part in (self.mixer, self.ffn):
             if isinstance(part, FusedAttention | FusedMLP) and self.form.names.added is None:
                 part.leaves_sum = True
 
@@ -303,7 +311,7 @@ class FusedDecoderLayer(nn.Module):
         read = hidden_states if norms.attention is None else norms.attention(hidden_states)
         mixed = _first_of(self.mixer(hidden_states=read, **kwargs))
         residual, normed = self._add_and_norm(hidden_states, self._finished(mixed, norms.attended))
-        out = _first_of(self.mlp(read if self.form.is_parallel else normed))  # gpt-oss returns a router's scores, too
+        out = _first_of(self.ffn(read if self.form.is_parallel else normed))  # gpt-oss returns a router's scores, too
         out = self._finished(out, norms.added)
         return cast(Tensor, residual + out) if self.next_norm is None else self.next_norm.add_ahead(residual, out)
 

@@ -11,12 +11,27 @@ from torch import Tensor, nn
 from engine.mixers.convolution import Convolution
 from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.registry import advance
+from engine.mixers.short_convolution import ShortConvolution
 from engine.model.fused_modules import joined_rows
 
-__all__ = ["FusedDeltaNet", "FusedShortConvolution"]
+__all__ = ["FusedDeltaNet", "FusedRecurrent", "FusedShortConvolution"]
 
 
-class FusedDeltaNet(nn.Module):
+class FusedRecurrent(nn.Module):
+    """A recurrent layer: a projection, what mixes tokens, and a projection of that."""
+
+    in_proj: nn.Linear
+    out_proj: nn.Linear
+
+    def mix(self, rows: Tensor) -> Tensor:
+        """Returns what the last layer multiplies, of the rows [T, columns] of the first one."""
+        raise NotImplementedError
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
+        return cast(Tensor, self.out_proj(self.mix(self.in_proj(hidden_states[0])))[None])
+
+
+class FusedDeltaNet(FusedRecurrent):
     """A gated delta net (Yang et al., Gated Delta Networks, 2024), as in Qwen3.5."""
 
     def __init__(self, net: Any) -> None:
@@ -33,18 +48,18 @@ class FusedDeltaNet(nn.Module):
         self.norm_weight = nn.Parameter(net.norm.weight.detach(), requires_grad=False)
         self.eps = float(net.norm.variance_epsilon)
 
-    def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
-        qkv, gates, write, time_step = self.in_proj(hidden_states[0]).split(self.sizes, dim=1)
+    def mix(self, rows: Tensor) -> Tensor:
+        qkv, gates, write, time_step = torch.split(rows, self.sizes, dim=1)
         mixed = advance(Convolution(qkv, self.taps, None, is_gated=True))
         numbers = self.decay_rates, self.time_bias, self.num_groups, self.key_size
         read = advance(GatedDeltaRule(mixed, write, time_step, *numbers))
         size = len(self.norm_weight)
         normed = torch.ops.twostep.rms_norm(read.view(-1, size), self.norm_weight, self.eps).view_as(read)
         torch.ops.twostep.multiply_by_gates(normed, gates, "silu")
-        return cast(Tensor, self.out_proj(normed)[None])
+        return cast(Tensor, normed)
 
 
-class FusedShortConvolution(nn.Module):
+class FusedShortConvolution(FusedRecurrent):
     """A short convolution between two gates, as in LFM2."""
 
     def __init__(self, layer: Any) -> None:
@@ -54,13 +69,8 @@ class FusedShortConvolution(nn.Module):
         bias = layer.conv.bias
         self.bias = None if bias is None else nn.Buffer(_copied(bias), persistent=False)
 
-    def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
-        before, after, x = self.in_proj(hidden_states[0]).chunk(3, dim=1)
-        x = x.contiguous()
-        torch.ops.twostep.multiply_by_gates(x, before, "none")
-        mixed = advance(Convolution(x, self.taps, self.bias))
-        torch.ops.twostep.multiply_by_gates(mixed, after, "none")
-        return cast(Tensor, self.out_proj(mixed)[None])
+    def mix(self, rows: Tensor) -> Tensor:
+        return advance(ShortConvolution(rows, self.taps, self.bias))
 
 
 def _taps_of(convolution: nn.Conv1d) -> Tensor:

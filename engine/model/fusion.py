@@ -26,6 +26,7 @@ from engine.model.fused_modules import (
 )
 from engine.model.fused_recurrent import FusedDeltaNet, FusedShortConvolution
 from engine.model.known import code_fingerprint
+from engine.model.known.layer_form import form_of_layer
 from engine.model.known.recurrent import is_delta_net, is_short_convolution
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
@@ -114,10 +115,11 @@ def _fused_mlp(module: nn.Module, on_cpu: bool) -> nn.Module | None:
     names = _names_of_mlp(module, on_cpu)
     if names is None or not _are_linear(module, *names[:-1]):
         return None
-    activation = _activation_name(getattr(module, names[-1]))
-    if activation == "square_relu" and not code_fingerprint.is_plain_mlp(module):  # there is no such gate
+    is_gated = not code_fingerprint.is_plain_mlp(module)
+    activation = _activation_name(getattr(module, names[-1])) if names[-1] else "silu"
+    if activation == "square_relu" and is_gated:  # there is no such gate
         return None
-    return None if activation is None else FusedMLP(module, activation, names[:-1])
+    return None if activation is None else FusedMLP(module, activation, names[:-1], is_gated)
 
 
 def _fused_recurrent(module: nn.Module) -> nn.Module | None:
@@ -129,10 +131,12 @@ def _fused_recurrent(module: nn.Module) -> nn.Module | None:
 
 
 def _names_of_mlp(module: nn.Module, on_cpu: bool) -> tuple[str, ...] | None:
-    """Returns the names of a known MLP's linear layers and its activation."""
+    """Returns the names of a known MLP's linear layers and its activation, which is empty where it is always silu."""
     if code_fingerprint.is_plain_mlp(module):
         names = ("c_fc", "c_proj", "act") if hasattr(module, "c_fc") else ("up_proj", "down_proj", "act_fn")
         return names if on_cpu else None
+    if code_fingerprint.is_silu_mlp(module):
+        return "w1", "w3", "w2", ""
     if not code_fingerprint.is_gated_mlp(module):
         return None
     if hasattr(module, "gate_up_proj"):
@@ -163,7 +167,8 @@ def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall], on_cpu: 
     norms = _head_norms(module, call) if has_norms else None
     if (has_norms and norms is None) or not (on_cpu or _is_for_cuda(module, rotation)):
         return None
-    return FusedAttention(module, call, norms, rotation, code_fingerprint.gates_output(module))
+    gates, out_name = code_fingerprint.gates_output(module), code_fingerprint.name_of_output(module)
+    return FusedAttention(module, call, norms, rotation, gates, out_name)
 
 
 def _is_for_cuda(attention: nn.Module, rotation: Rotation) -> bool:
@@ -185,7 +190,10 @@ def _head_norms(attention: nn.Module, call: AttentionCall) -> tuple[FusedRMSNorm
 def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
     """Whether all heads have one even size, and the projections have as many output columns as the call's tensors."""
     names = ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
-    if not _are_linear(attention, *names, "o_proj") or len({part.shape[2] for part in call[:3]}) > 1:
+    if (
+        not _are_linear(attention, *names, code_fingerprint.name_of_output(attention))
+        or len({part.shape[2] for part in call[:3]}) > 1
+    ):
         return False
     sizes = [cast(nn.Linear, getattr(attention, name)).out_features for name in names]
     columns = [part[0].numel() for part in call[:3]]
@@ -194,7 +202,7 @@ def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
 
 
 def _fused_layer(module: nn.Module, on_cpu: bool) -> nn.Module | None:
-    form = code_fingerprint.form_of_layer(module)
+    form = form_of_layer(module)
     if form is None or not (on_cpu or _is_form_for_cuda(form)):
         return None
     norms = [getattr(module, name) for name in form.names if name is not None]

@@ -1,4 +1,5 @@
-"""A fused decoder layer as two calls into C++, before and after its attention: Python takes hardly any of a step.
+"""A fused decoder layer as two calls into C++, before and after what mixes its tokens: Python takes hardly any of a
+step.
 
 `FusedDecoderLayer` is the plain path: both call the same operators in the same order.
 """
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.registry import attend
-from engine.model.decoder_parts import AttentionParts, LayerParts, NormParts
+from engine.model.decoder_parts import AfterParts, AttentionParts, LayerParts, MixtureParts, MlpParts, NormParts
 from engine.model.fused_modules import (
     FusedAttention,
     FusedDecoderLayer,
@@ -19,13 +20,14 @@ from engine.model.fused_modules import (
     LayerNorms,
     Rotation,
 )
+from engine.model.fused_recurrent import FusedRecurrent
 from engine.model.known.linears import is_known_linear, is_known_mlp, mlp_parts, parts_of_linear
 from engine.model.known.mixture import is_known_mixture, mixture_parts, weights_of_all_rows
 from engine.weights.adapters import are_rows_adapted
 from engine.weights.module_replacement import replace_modules
 from engine.weights.packed_weight import PackedWeight
 
-__all__ = ["KernelDecoderLayer", "move_layers_to_kernels", "norm_parts"]
+__all__ = ["KernelDecoderLayer", "KernelRecurrentLayer", "move_layers_to_kernels", "norm_parts"]
 
 
 def move_layers_to_kernels(model: nn.Module) -> None:
@@ -56,7 +58,7 @@ class KernelDecoderLayer(nn.Module):
     def weights_after_attention(self) -> list[PackedWeight]:
         """Packed weights of the output projection and the MLP, or what is beside experts, which keys and values do not
         depend on."""
-        attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.mlp
+        attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.ffn
         if not isinstance(mlp, FusedMLP):
             return [attention_out, *weights_of_all_rows(mlp)]
         return [attention_out, mlp.gate_up_proj.packed, mlp.down_proj.packed]
@@ -64,7 +66,8 @@ class KernelDecoderLayer(nn.Module):
     @property
     def num_expert_weights(self) -> int:
         """Numbers in the weights of all experts, none for an MLP."""
-        return 0 if isinstance(self.layer.mlp, FusedMLP) else cast(int, self.layer.mlp.experts.num_weights)
+        mixture: Any = self.layer.ffn
+        return 0 if isinstance(mixture, FusedMLP) else cast(int, mixture.experts.num_weights)
 
     def forward(
         self,
@@ -82,21 +85,48 @@ class KernelDecoderLayer(nn.Module):
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
 
 
+class KernelRecurrentLayer(nn.Module):
+    """Replaces a `FusedDecoderLayer` whose tokens are mixed by a fused recurrent layer, as `KernelDecoderLayer` does
+    others."""
+
+    def __init__(self, layer: FusedDecoderLayer) -> None:
+        super().__init__()
+        self.layer = layer
+        mixer, norms = cast(FusedRecurrent, layer.mixer), _norms_of(layer)
+        self._before = cast(NormParts, norms.attention).bound(), parts_of_linear(mixer.in_proj).bound()
+        self._mix = mixer.mix
+        added = norms.attended, norms.added, layer.form.multiplier, layer.form.is_parallel
+        self._after = AfterParts(parts_of_linear(mixer.out_proj), norms.mlp, _feed_forward(layer), *added).bound()
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
+        if are_rows_adapted():
+            return cast(Tensor, self.layer(hidden_states, **kwargs))
+        mixed = self._mix(torch.ops.twostep.norm_and_project(*self._before, hidden_states))
+        return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, mixed))
+
+
 def _kernel_layer(module: nn.Module) -> nn.Module | None:
-    return KernelDecoderLayer(module) if isinstance(module, FusedDecoderLayer) and _is_known(module) else None
+    if not isinstance(module, FusedDecoderLayer) or not (is_known_mlp(module.ffn) or is_known_mixture(module.ffn)):
+        return None
+    if _is_recurrence_known(module):
+        return KernelRecurrentLayer(module)
+    return KernelDecoderLayer(module) if _is_attention_known(module.mixer) else None
 
 
-def _is_known(layer: FusedDecoderLayer) -> bool:
-    attention, mlp = layer.mixer, layer.mlp
+def _is_recurrence_known(layer: FusedDecoderLayer) -> bool:
+    mixer = layer.mixer
+    is_known = isinstance(mixer, FusedRecurrent) and layer.norms.attention is not None
+    return is_known and is_known_linear(mixer.in_proj) and is_known_linear(mixer.out_proj)
+
+
+def _is_attention_known(attention: nn.Module) -> bool:
     if not isinstance(attention, FusedAttention) or attention.is_gated:
         return False
-    are_projections_known = is_known_linear(attention.qkv_proj) and is_known_linear(attention.o_proj)
-    return are_projections_known and (is_known_mlp(mlp) or is_known_mixture(mlp))
+    return is_known_linear(attention.qkv_proj) and is_known_linear(attention.o_proj)
 
 
 def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
-    attention, mlp = cast(FusedAttention, layer.self_attn), layer.mlp
-    norms = LayerNorms(*map(_optional_norm_parts, layer.norms))
+    attention, norms = cast(FusedAttention, layer.self_attn), _norms_of(layer)
     attention_parts = AttentionParts(
         norms.attention,
         _optional_norm_parts(attention.q_norm),
@@ -111,9 +141,17 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         attention.rotation.norms_last,
         attention.names,
     )
-    feed_forward = mlp_parts(mlp) if isinstance(mlp, FusedMLP) else mixture_parts(mlp)
     added = norms.attended, norms.added, layer.form.multiplier
-    return LayerParts(attention_parts, norms.mlp, feed_forward, *added, layer.form.is_parallel)
+    return LayerParts(attention_parts, norms.mlp, _feed_forward(layer), *added, layer.form.is_parallel)
+
+
+def _feed_forward(layer: FusedDecoderLayer) -> MlpParts | MixtureParts:
+    return mlp_parts(layer.ffn) if isinstance(layer.ffn, FusedMLP) else mixture_parts(layer.ffn)
+
+
+def _norms_of(layer: FusedDecoderLayer) -> LayerNorms:
+    """Returns the parts of the layer's norms, None where it has none."""
+    return LayerNorms(*map(_optional_norm_parts, layer.norms))
 
 
 def norm_parts(norm: FusedNorm) -> NormParts:

@@ -115,6 +115,11 @@ at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x
   return (residual + added).unsqueeze(0);
 }
 
+// x [1, T, H] -> [T, N]: a linear layer of the norm of x
+at::Tensor norm_and_project(const Ref<Norm>& norm, const Ref<Linear>& linear, const at::Tensor& x) {
+  return (*linear)((*norm)(x[0]), {});
+}
+
 // A layer with the parameters of its attention, its part of the KV cache, whose group of layers has block tables of its
 // own, and the number of its rotation.
 struct Layer : torch::CustomClassHolder {
@@ -306,6 +311,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
                        std::vector<Ref<Layer>>, Ref<Norm>>())
       .def("linears", [](const Ref<Decoder>& decoder) { return decoder->linears(); })
       .def("run", &run_decoder);
+  library.def("norm_and_project", &norm_and_project);
   library.def("before_attention", &before_attention);
   library.def("after_attention", &after_attention);
 }

@@ -105,6 +105,18 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
   return output;
 }
 
+at::Tensor short_convolution(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                             const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts) {
+  const int64_t num_channels = weight.size(-1);
+  TORCH_CHECK(rows.dim() == 2 && rows.size(1) == 3 * num_channels, "rows are gates, gates and inputs side by side");
+  const auto part = [&](int64_t index) { return rows.narrow(1, index * num_channels, num_channels); };
+  const at::Tensor x = part(2).clone(at::MemoryFormat::Contiguous);
+  multiply_by_gates(x, part(0), "none");
+  const at::Tensor output = convolution(x, weight, bias, false, states, slots, starts);
+  multiply_by_gates(output, part(1), "none");
+  return output;
+}
+
 }  // namespace twostep::recurrent
 
 TORCH_LIBRARY_FRAGMENT(twostep, library) {
@@ -112,8 +124,13 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.def(
       "causal_convolution(Tensor x, Tensor weight, Tensor? bias, bool is_gated, Tensor(a!) states, Tensor slots, "
       "Tensor starts) -> Tensor");
+  // rows [T, 3 * channels]: gates of x, gates of the result, x -> [T, channels]
+  library.def(
+      "short_convolution(Tensor rows, Tensor weight, Tensor? bias, Tensor(a!) states, Tensor slots, Tensor starts) -> "
+      "Tensor");
 }
 
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
+  library.impl("short_convolution", &twostep::recurrent::short_convolution);
   library.impl("causal_convolution", &twostep::recurrent::convolution);
 }

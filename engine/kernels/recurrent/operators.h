@@ -16,6 +16,10 @@ namespace twostep::recurrent {
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        bool is_gated, const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts);
 
+// A convolution between two gates: rows [T, 3 * channels] are those of x, those of the result, and x.
+at::Tensor short_convolution(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                             const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts);
+
 // query and key [T, groups, key size], value [T, heads, value size], decay [T, heads, 1 or key size], rate [T, heads],
 // all in float32.
 at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

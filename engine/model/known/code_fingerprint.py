@@ -18,12 +18,11 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from engine.model.fused_modules import LayerForm, LayerNorms, QueryScaling, Rotation
+from engine.model.fused_modules import QueryScaling, Rotation
 from engine.model.known.same_code import family_of, global_of, is_like, is_of, is_same, module_name
 
 __all__ = [
     "caps_logits",
-    "form_of_layer",
     "gates_output",
     "is_attention",
     "is_attention_with_norms",
@@ -39,11 +38,13 @@ __all__ = [
     "is_rotary_embedding",
     "is_rotary_embedding_by_type",
     "is_scaled_embedding",
+    "is_silu_mlp",
     "is_unbiased_layer_norm",
     "is_unrounded_rms_norm",
     "is_zero_centered_layer_norm",
     "is_zero_centered_rms_norm",
     "logits_scale",
+    "name_of_output",
     "names_of_head_norms",
     "norms_all_heads",
     "rotation_of",
@@ -67,11 +68,6 @@ _DECODERS = (
     modeling_gemma2.Gemma2Model,
     modeling_gpt_oss.GptOssModel,
 )
-_DECODER_LAYERS = (
-    modeling_llama.LlamaDecoderLayer,
-    modeling_mixtral.MixtralDecoderLayer,
-    modeling_gpt_oss.GptOssDecoderLayer,
-)
 _MIXTURES_FOR_CAUSAL_LM = (
     modeling_mixtral.MixtralForCausalLM,
     modeling_qwen3_moe.Qwen3MoeForCausalLM,
@@ -91,6 +87,7 @@ _GATING_OUTPUT = (
     *("qwen3_5.Qwen3_5Attention", "qwen3_5_moe.Qwen3_5MoeAttention"),
     "qwen3_next.Qwen3NextAttention",
 )
+_WITH_LAYERNORMS = ("lfm2.Lfm2Attention", "lfm2_moe.Lfm2MoeAttention")
 _NORMING_LAST = ("hunyuan_v1_dense.HunYuanDenseV1Attention", "hunyuan_v1_moe.HunYuanMoEV1Attention")
 _FURTHER_DECODERS = (
     *("gemma.GemmaModel", "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"),
@@ -120,18 +117,10 @@ _ROTATIONS = {
     "qwen3_5": Rotation(is_partial=True),
     "qwen3_5_moe": Rotation(is_partial=True),
     "qwen3_next": Rotation(is_partial=True),
+    "lfm3": Rotation(is_wide=True),
     "cohere": Rotation("in pairs", in_pairs=True, is_wide=True),
     "cohere2": Rotation("in pairs", in_pairs=True, is_wide=True),
 }
-_NORMS_BEFORE = LayerNorms("input_layernorm", None, "post_attention_layernorm", None)
-_NORMS_AROUND = LayerNorms(
-    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-)
-_NORMS_AROUND_AS_GLM4 = LayerNorms(
-    "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
-)
-_NORMS_AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-_ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
 # their frequencies are the same in every batch
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha")
 
@@ -177,34 +166,16 @@ def is_gated_mlp(module: nn.Module) -> bool:
     return is_like(module, modeling_llama.LlamaMLP) or is_of(module, "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP")
 
 
+def is_silu_mlp(module: nn.Module) -> bool:
+    """Whether the module is a gated MLP whose gate is a silu, and whose layers are `w1`, the gate, `w3` and `w2`."""
+    return is_of(module, "lfm2.Lfm2MLP", "lfm2_moe.Lfm2MoeMLP", "lfm3.Lfm3MLP")
+
+
 def is_plain_mlp(module: nn.Module) -> bool:
     """Whether the module is an MLP without a gate: `c_fc`, `act`, `c_proj`, or `up_proj`, `act_fn`, `down_proj`."""
     if is_of(module, "nemotron.NemotronMLP", "arcee.ArceeMLP", "jais2.Jais2MLP"):
         return True
     return is_of(module, "starcoder2.Starcoder2MLP") and not module.training
-
-
-def form_of_layer(module: nn.Module) -> LayerForm | None:
-    """Returns what the module consists of if it is a known decoder layer."""
-    if is_like(module, *_DECODER_LAYERS) or is_of(module, "nemotron.NemotronDecoderLayer"):
-        return LayerForm(_NORMS_BEFORE)
-    if is_of(module, "phi3.Phi3DecoderLayer"):  # with dropouts
-        dropouts = cast(Any, module).resid_attn_dropout, cast(Any, module).resid_mlp_dropout
-        is_idle = all(is_like(each, nn.Dropout) and not each.training for each in dropouts)
-        return LayerForm(_NORMS_BEFORE) if is_idle else None
-    if is_like(module, modeling_gemma2.Gemma2DecoderLayer) or is_of(module, "gemma3.Gemma3DecoderLayer"):
-        return LayerForm(_NORMS_AROUND)
-    if is_of(module, "glm4.Glm4DecoderLayer"):
-        return LayerForm(_NORMS_AROUND_AS_GLM4)
-    if is_of(module, "olmo2.Olmo2DecoderLayer", "olmo3.Olmo3DecoderLayer", "exaone4.Exaone4DecoderLayer"):
-        return LayerForm(_NORMS_AFTER)
-    if is_of(module, "granite.GraniteDecoderLayer"):
-        return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
-    if is_of(module, "qwen3_5.Qwen3_5DecoderLayer", "qwen3_5_moe.Qwen3_5MoeDecoderLayer"):
-        is_recurrent = cast(Any, module).block_type == "linear_attention"
-        return LayerForm(_NORMS_BEFORE, mixer="linear_attn" if is_recurrent else "self_attn")
-    is_parallel = is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer")
-    return LayerForm(_ONE_NORM, is_parallel=True) if is_parallel else None
 
 
 def is_embedding(module: nn.Module) -> bool:
@@ -297,7 +268,7 @@ def is_attention_with_norms(module: nn.Module) -> bool:
     """Whether the module is an attention that norms queries and keys, by those of `names_of_head_norms`."""
     kinds = (
         *("gemma3.Gemma3Attention", "exaone4.Exaone4Attention"),
-        *(*_NORMING_ALL_HEADS, *_NORMING_LAST, *_GATING_OUTPUT),
+        *(*_NORMING_ALL_HEADS, *_NORMING_LAST, *_GATING_OUTPUT, *_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
     )
     is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or _is_glm_with_norms(module)
     return is_known and not _does_more(module) and rotation_of(module) is not None
@@ -309,13 +280,22 @@ def _is_glm_with_norms(module: nn.Module) -> bool:
 
 def names_of_head_norms(attention: nn.Module) -> tuple[str, str]:
     """Returns the names of an attention's norms of queries and of keys."""
+    if is_of(attention, *_WITH_LAYERNORMS):
+        return "q_layernorm", "k_layernorm"
     return ("query_layernorm", "key_layernorm") if is_of(attention, *_NORMING_LAST) else ("q_norm", "k_norm")
+
+
+def name_of_output(attention: nn.Module) -> str:
+    """Returns the name of an attention's last layer."""
+    return "out_proj" if is_of(attention, *_WITH_LAYERNORMS) else "o_proj"
 
 
 def _does_more(attention: Any) -> bool:
     """Whether the attention's settings have it do what fused ones do not."""
     if is_of(attention, "cohere.CohereAttention"):
         return bool(attention.use_qk_norm)  # by layer norms, with a weight for each head
+    if is_of(attention, "lfm3.Lfm3Attention"):
+        return attention.g_proj is not None
     return is_of(attention, "olmoe.OlmoeAttention") and attention.config.clip_qkv is not None
 
 

@@ -155,6 +155,9 @@ def _recurrent() -> Iterator[Case]:
                 inputs = (x, weight, bias, is_gated, earlier.to(dtype), *places)
                 name = f"{'gated' if is_gated else 'causal'}_convolution of {channels} by {taps}, {dtype}"
                 yield name, torch.ops.twostep.causal_convolution, inputs
+                rows = torch.randn(num_tokens, 3 * channels).to(dtype)
+                inputs = (rows, weight, bias, earlier.to(dtype), *places)
+                yield f"short_convolution of {channels} by {taps}, {dtype}", torch.ops.twostep.short_convolution, inputs
             for activation in ("none", "sigmoid", "silu"):
                 inputs = x.clone(), gates, activation
                 yield f"multiply_by_gates of {activation}, {dtype}", torch.ops.twostep.multiply_by_gates, inputs

@@ -47,6 +47,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "write_kv": ALL,
     "linear_attention": ALL,
     "causal_convolution": ALL,
+    "short_convolution": ALL,
     "rms_norm": ALL,
     "add_rms_norm": ALL,
     "layer_norm": ALL,

@@ -12,6 +12,7 @@ from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.registry import Mixer
 from engine.mixers.selective_scan import SelectiveScan
+from engine.mixers.short_convolution import ShortConvolution
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 33
@@ -26,6 +27,11 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 def convolution(seed: int, dtype: torch.dtype = torch.float32, is_gated: bool = False) -> Convolution:
     x = draw(NUM_TOKENS, CHANNELS, seed=seed, dtype=dtype)
     return Convolution(x, draw(4, CHANNELS), draw(CHANNELS), is_gated)
+
+
+def short_convolution(seed: int, dtype: torch.dtype = torch.float32) -> ShortConvolution:
+    rows = draw(NUM_TOKENS, 3 * CHANNELS, seed=seed, dtype=dtype)
+    return ShortConvolution(rows, draw(3, CHANNELS), draw(CHANNELS))
 
 
 def linear_attention(seed: int, has_rate: bool = True, num_decays: int = 1) -> LinearAttention:
@@ -60,6 +66,7 @@ def selective_scan(seed: int, state_size: int = 16) -> SelectiveScan:
 MIXERS: dict[str, Callable[[int], Mixer]] = {
     "convolution": convolution,
     "convolution in bfloat16": lambda seed: convolution(seed, torch.bfloat16),
+    "short convolution": short_convolution,
     "gated delta rule": linear_attention,
     "gated delta rule from projections": gated_delta_rule,
     "gated delta rule from projections in bfloat16": lambda seed: gated_delta_rule(seed, torch.bfloat16),
@@ -67,7 +74,7 @@ MIXERS: dict[str, Callable[[int], Mixer]] = {
     "Mamba-2": lambda seed: linear_attention(seed, has_rate=False),
     "Mamba": selective_scan,
 }
-PER_TOKEN = {"x", "qkv", "query", "key", "value", "decay", "rate", "time_step", "write", "read"}
+PER_TOKEN = {"x", "rows", "qkv", "query", "key", "value", "decay", "rate", "time_step", "write", "read"}
 
 
 def joined(mixers: list[Any], ranges: list[range]) -> Any:

@@ -26,6 +26,7 @@ from tests.engine.mixers.random_mixers import (
     joined,
     linear_attention,
     selective_scan,
+    short_convolution,
 )
 
 
@@ -94,6 +95,20 @@ def test_a_convolution_has_the_bits_of_plain_torch(dtype: torch.dtype, is_gated:
     assert_as_in_torch(mixer)
     assert_as_in_torch(mixer._replace(x=mixer.x.repeat(1, 2)[:, CHANNELS:], bias=None))
     assert_as_in_torch(mixer._replace(weight=draw(17, CHANNELS)))
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_tokens", [1, NUM_TOKENS])
+def test_a_short_convolution_is_one_between_two_gates(dtype: torch.dtype, num_tokens: int) -> None:
+    mixer = short_convolution(1, dtype).take(torch.arange(num_tokens))
+    rows, metadata = mixer.rows.clone(), StateMetadata([2], [num_tokens], [False], CPU)
+    states = draw(4, *mixer.state_shape.sizes, dtype=dtype)
+    expected_states = states.clone()
+    before, after, x = rows.chunk(3, dim=1)
+    expected = Convolution(before * x, mixer.weight, mixer.bias).advance_in_torch(expected_states, metadata) * after
+    assert torch.equal(mixer.advance(states, metadata), expected) and torch.equal(states, expected_states)
+    assert torch.equal(mixer.rows, rows), "a step that verifies drafts reads them once more"
 
 
 @pytest.mark.usefixtures("ops")

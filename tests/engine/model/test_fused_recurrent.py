@@ -8,19 +8,39 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
+from engine.attention import registry
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer, state_handler
 from engine.mixers.state import StateShape
 from engine.model.fusion import _fused_recurrent
+from engine.model.kernel_layer import move_layers_to_kernels
+from engine.weights.linear import prepare_linears
 from tests.engine.model.fused_models import fuse, model_of, run
+from tests.engine.tiny_architectures import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
 PARTS = {
     "qwen3_5": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedDeltaNet": 2, "FusedMLP": 3, "FusedRMSNorm": 9},
-    "lfm2": {"FusedShortConvolution": 2, "FusedRMSNorm": 9},
+    "lfm2": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedShortConvolution": 2, "FusedMLP": 3, "FusedRMSNorm": 9},
+}
+FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "lfm2_moe": (
+        {"num_dense_layers": 2, "layer_types": ["conv", "full_attention"] * 2},
+        {"FusedAttention": 2, "FusedDecoderLayer": 4, "FusedShortConvolution": 2, "FusedMLP": 2, "FusedRMSNorm": 13},
+    ),
+    "lfm3": (
+        {"use_attention_gate": False, "layer_types": ["conv", "full_attention"] * 2},
+        {"FusedAttention": 2, "FusedDecoderLayer": 4, "FusedShortConvolution": 2, "FusedMLP": 4, "FusedRMSNorm": 21},
+    ),
+}
+"""Model types that are known, too: their settings, and what is fused of each."""
+LAYERS_IN_KERNELS = {
+    "qwen3_5": {"KernelRecurrentLayer": 2},  # its attention is gated
+    "lfm2": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 1},
 }
 NUM_TOKENS = 23  # of `run`
 
@@ -43,9 +63,22 @@ def routed(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
+def further(model_type: str, **changes: Any) -> Any:
+    registry.register()
+    torch.manual_seed(5)
+    config = tiny_config(model_type, {"vocab_size": 199, **FURTHER[model_type][0], **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=registry.ATTENTION_NAME).eval()
+    route_recurrent_functions(model.requires_grad_(False))
+    return model
+
+
+def parts(model: Any, prefix: str) -> Counter[str]:
+    return Counter(type(module).__name__ for module in model.modules() if type(module).__name__.startswith(prefix))
+
+
 def fused_parts(model: Any) -> Counter[str]:
     fuse(model)
-    return Counter(type(module).__name__ for module in model.modules() if type(module).__name__.startswith("Fused"))
+    return parts(model, "Fused")
 
 
 def run_with_states(model: Any) -> tuple[Tensor, list[StateShape]]:
@@ -70,6 +103,35 @@ def test_fused_layers_compute_what_they_replace(name: str, dtype: torch.dtype) -
     assert fused_shapes == shapes
     tolerance = 2e-5 if dtype is torch.float32 else 5e-2
     torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("model_type", FURTHER)
+def test_models_of_the_same_layers_are_fused_too(model_type: str) -> None:
+    fused = further(model_type)
+    plain = copy.deepcopy(fused)
+    assert fused_parts(fused) == FURTHER[model_type][1]
+    (expected, _), (logits, _) = run_with_states(plain), run_with_states(fused)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+
+
+def test_attention_with_gates_of_whole_heads_stays() -> None:
+    model = further("lfm3", use_attention_gate=True)
+    fuse(model)
+    assert parts(model, "FusedAttention") == {} and parts(model, "FusedDecoderLayer") == {"FusedDecoderLayer": 4}
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYERS_IN_KERNELS)
+def test_layers_in_the_kernels_change_no_bit(name: str, dtype: torch.dtype, quantization: str) -> None:
+    model = routed(name, dtype)
+    fuse(model)
+    prepare_linears(model, True, quantization)
+    expected, shapes = run_with_states(model)
+    move_layers_to_kernels(model)
+    assert parts(model, "Kernel") == LAYERS_IN_KERNELS[name]
+    logits, kernel_shapes = run_with_states(model)
+    assert torch.equal(logits, expected) and kernel_shapes == shapes
 
 
 def another_activation(net: Any) -> None:

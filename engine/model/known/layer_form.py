@@ -1,0 +1,62 @@
+"""Decoder layers that are known: what they consist of."""
+
+from typing import Any, cast
+
+from torch import nn
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama import modeling_llama
+from transformers.models.mixtral import modeling_mixtral
+
+from engine.model.fused_modules import LayerForm, LayerNorms
+from engine.model.known.same_code import is_like, is_of
+
+__all__ = ["form_of_layer"]
+
+_DECODER_LAYERS = (
+    modeling_llama.LlamaDecoderLayer,
+    modeling_mixtral.MixtralDecoderLayer,
+    modeling_gpt_oss.GptOssDecoderLayer,
+)
+_NORMS_BEFORE = LayerNorms("input_layernorm", None, "post_attention_layernorm", None)
+_NORMS_AROUND = LayerNorms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_NORMS_AROUND_AS_GLM4 = LayerNorms(
+    "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
+)
+_NORMS_AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_NORMS_OF_OPERATOR = LayerNorms("operator_norm", None, "ffn_norm", None)
+_NORMS_AROUND_OPERATOR = LayerNorms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm")
+_ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
+
+
+def form_of_layer(module: nn.Module) -> LayerForm | None:
+    """Returns what the module consists of if it is a known decoder layer."""
+    if is_like(module, *_DECODER_LAYERS) or is_of(module, "nemotron.NemotronDecoderLayer"):
+        return LayerForm(_NORMS_BEFORE)
+    if is_of(module, "phi3.Phi3DecoderLayer"):  # with dropouts
+        dropouts = cast(Any, module).resid_attn_dropout, cast(Any, module).resid_mlp_dropout
+        is_idle = all(is_like(each, nn.Dropout) and not each.training for each in dropouts)
+        return LayerForm(_NORMS_BEFORE) if is_idle else None
+    if is_like(module, modeling_gemma2.Gemma2DecoderLayer) or is_of(module, "gemma3.Gemma3DecoderLayer"):
+        return LayerForm(_NORMS_AROUND)
+    if is_of(module, "glm4.Glm4DecoderLayer"):
+        return LayerForm(_NORMS_AROUND_AS_GLM4)
+    if is_of(module, "olmo2.Olmo2DecoderLayer", "olmo3.Olmo3DecoderLayer", "exaone4.Exaone4DecoderLayer"):
+        return LayerForm(_NORMS_AFTER)
+    if is_of(module, "granite.GraniteDecoderLayer"):
+        return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
+    if is_of(module, "qwen3_5.Qwen3_5DecoderLayer", "qwen3_5_moe.Qwen3_5MoeDecoderLayer"):
+        is_recurrent = cast(Any, module).block_type == "linear_attention"
+        return LayerForm(_NORMS_BEFORE, mixer="linear_attn" if is_recurrent else "self_attn")
+    if is_of(module, "lfm2.Lfm2DecoderLayer", "lfm2_moe.Lfm2MoeDecoderLayer", "lfm3.Lfm3DecoderLayer"):
+        return _form_around_operator(module)
+    is_parallel = is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer")
+    return LayerForm(_ONE_NORM, is_parallel=True) if is_parallel else None
+
+
+def _form_around_operator(layer: Any) -> LayerForm:
+    has_norms_after = type(getattr(layer, "post_operator_norm", nn.Identity())) is not nn.Identity
+    names = _NORMS_AROUND_OPERATOR if has_norms_after else _NORMS_OF_OPERATOR
+    return LayerForm(names, mixer="self_attn" if layer.is_attention_layer else "conv", ffn="feed_forward")
