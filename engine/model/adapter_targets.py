@@ -150,7 +150,7 @@ def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], 
     if isinstance(parent, FusedMLP) and name == "gate_up_proj":
         return parent.names, _gate_columns(parent.is_gated, num_out), interleaved
     if isinstance(parent, FusedDeltaNet) and name == "in_proj":
-        return parent.names, parent.sizes, concatenated
+        return parent.names, parent.projection_sizes, parent.joined
     if isinstance(parent, FusedAttention):
         return (parent.out_name,), [num_out], concatenated
     own = parent.down_name if isinstance(parent, FusedMLP) else name

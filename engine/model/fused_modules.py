@@ -19,19 +19,16 @@ GATE_BLOCK = 16  # columns, as in engine/kernels/base/operators.h
 __all__ = [
     "GATE_BLOCK",
     "FusedAttention",
-    "FusedDecoderLayer",
     "FusedLayerNorm",
     "FusedMLP",
     "FusedNorm",
     "FusedRMSNorm",
     "FusedRotaryEmbedding",
-    "LayerForm",
-    "LayerNorms",
     "QueryScaling",
     "Rotation",
     "concatenated",
     "interleaved",
-    "joined_rows",
+    "merged_rows",
 ]
 
 
@@ -149,9 +146,10 @@ class Rotation(NamedTuple):
     """Whether heads are normed after they are rotated, if they are."""
     scaling: QueryScaling | None = None
 
-    def tables_of(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines [1, T, rotated columns] in two equal halves, of what the rotary embedding gives."""
-        cos, sin = (self._table_of(each) for each in tables)
+    def tables_of(self, tables: tuple[Tensor, Tensor] | None, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cosines and sines [1, T, rotated columns] in two equal halves, of what the rotary embedding gives for
+        these rows [1, T, H]."""
+        cos, sin = (self._table_of(each) for each in tables or (rows, rows))
         return cos, sin
 
     def _table_of(self, table: Tensor) -> Tensor:
@@ -187,7 +185,7 @@ class FusedAttention(nn.Module):
         self.names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")
         """The layers of `attention` that are one here."""
         linears = [getattr(attention, name) for name in self.names]
-        self.qkv_proj = linears[0] if is_one else _merged(linears, self.joined)
+        self.qkv_proj = linears[0] if is_one else merged_rows(linears, self.joined)
         self.out_name = out_name
         self.o_proj, self.rotation = getattr(attention, out_name), rotation
         self.q_norm: FusedRMSNorm | None
@@ -211,14 +209,15 @@ class FusedAttention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
-        position_embeddings: tuple[Tensor, Tensor],  # [1, T, columns] each
+        position_embeddings: tuple[Tensor, Tensor] | None = None,  # [1, T, columns] each
         position_ids: Tensor | None = None,  # [1, T]
         **_: Any,
     ) -> tuple[Tensor | SegmentSums, None]:
+        tables = self.rotation.tables_of(position_embeddings, hidden_states)
         rows = self.qkv_proj(hidden_states[0])
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         qkv = rows[:, : sum(sizes) * self.head_size]
-        self._rotate(qkv, *self.rotation.tables_of(position_embeddings), self.query_scales_of(position_ids))
+        self._rotate(qkv, *tables, self.query_scales_of(position_ids))
         query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
         attended = attend(self.call.with_tensors(query, key, value)).flatten(1)  # [T, num_heads * head_size]
         if self.is_gated:
@@ -247,87 +246,6 @@ class FusedAttention(nn.Module):
         return self.q_norm is None or self.q_norm.weight.numel() == self.head_size
 
 
-class LayerNorms(NamedTuple):
-    """The norms of a decoder layer, or their names: of what attention and MLP read, and of what they add."""
-
-    attention: Any | None
-    attended: Any | None
-    mlp: Any | None
-    added: Any | None
-
-
-class LayerForm(NamedTuple):
-    """What a decoder layer consists of, beside its attention and its MLP."""
-
-    names: LayerNorms
-    """Names of its norms."""
-    multiplier: float | None = None
-    """What attention and MLP are multiplied by before they are added."""
-    is_parallel: bool = False
-    """Whether the MLP reads what attention reads."""
-    mixer: str = "self_attn"
-    """Name of its attention, or of what mixes tokens in its place."""
-    ffn: str = "mlp"
-    """Name of its MLP, or of its mixture of experts."""
-
-
-class FusedDecoderLayer(nn.Module):
-    """A decoder layer: attention and MLP with residuals, whose sum and the norm that reads it are one pass."""
-
-    def __init__(self, layer: Any, form: LayerForm) -> None:
-        super().__init__()
-        self.form = form
-        for name in form.names:
-            if name is not None:
-                setattr(self, name, getattr(layer, name))
-        for name in (form.mixer, form.ffn):
-            setattr(self, name, getattr(layer, name))
-        self.next_norm: FusedRMSNorm | None = None
-
-    @property
-    def mixer(self) -> nn.Module:
-        return cast(nn.Module, getattr(self, self.form.mixer))
-
-    @property
-    def ffn(self) -> nn.Module:
-        """The MLP, or the mixture of experts."""
-        return cast(nn.Module, getattr(self, self.form.ffn))
-
-    @property
-    def norms(self) -> LayerNorms:
-        """The norms, None where the layer has none."""
-        return LayerNorms(*(None if name is None else getattr(self, name) for name in self.form.names))
-
-    def lead_to(self, norm: FusedRMSNorm) -> None:
-        """Has the layer do the work of the norm that is next to read what it returns along with its last sum, and add
-        the segments of products along with the sums behind them, unless a norm reads the products."""
-        self.next_norm = norm
-        for part in (self.mixer, self.ffn):
-            if isinstance(part, FusedAttention | FusedMLP) and self.form.names.added is None:
-                part.leaves_sum = True
-
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
-        norms = self.norms
-        read = hidden_states if norms.attention is None else norms.attention(hidden_states)
-        mixed = _first_of(self.mixer(hidden_states=read, **kwargs))
-        residual, normed = self._add_and_norm(hidden_states, self._finished(mixed, norms.attended))
-        out = _first_of(self.ffn(read if self.form.is_parallel else normed))  # gpt-oss returns a router's scores, too
-        out = self._finished(out, norms.added)
-        return cast(Tensor, residual + out) if self.next_norm is None else self.next_norm.add_ahead(residual, out)
-
-    def _finished(self, added: Any, norm: Any | None) -> Any:
-        """Returns what is added to the residual."""
-        normed = added if norm is None else norm(added)
-        return normed if self.form.multiplier is None else normed * self.form.multiplier
-
-    def _add_and_norm(self, residual: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-        """Returns the sum, and what an MLP that reads it gets."""
-        if self.norms.mlp is not None and not self.form.is_parallel:
-            return cast("tuple[Tensor, Tensor]", self.norms.mlp.add_and_norm(residual, x))
-        total = residual + x
-        return total, total
-
-
 class FusedRotaryEmbedding(nn.Module):
     """The cosines and sines of rotary embeddings, whose frequencies never change, as one operator."""
 
@@ -339,10 +257,6 @@ class FusedRotaryEmbedding(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:  # [1, T] -> [1, T, head_size] each
         tables = torch.ops.twostep.rotary_tables(position_ids, self.inv_freq, self.scaling, x.dtype)
         return cast("tuple[Tensor, Tensor]", tables)
-
-
-def _first_of(output: Any) -> Any:
-    return output[0] if type(output) is tuple else output
 
 
 def _product(linear: nn.Module, rows: Tensor, in_segments: bool) -> Tensor | SegmentSums:
@@ -362,14 +276,9 @@ def interleaved(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([*chain.from_iterable(blocks)])
 
 
-def joined_rows(*linears: nn.Linear) -> nn.Linear:
-    """Merges layers into one that has the output columns of all, those of the first one first."""
-    return _merged(linears, concatenated)
-
-
 def _interleaved(*linears: nn.Linear) -> nn.Linear:
     """Merges layers into one that has a block of each layer's output columns in turn, as the operator `gate` reads."""
-    return _merged(linears, interleaved)
+    return merged_rows(linears, interleaved)
 
 
 def _in_turn(linear: nn.Linear) -> nn.Linear:
@@ -381,7 +290,7 @@ def _in_turn(linear: nn.Linear) -> nn.Linear:
     return linear
 
 
-def _merged(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:
+def merged_rows(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:
     """Merges the layers into the first one; all others lose their weights."""
     first = linears[0]
     if any(linear.bias is not None for linear in linears):

@@ -3,6 +3,7 @@
 Each replaces the module of transformers that it is made from. The operators are those of `engine/kernels/recurrent`.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 
 from engine.mixers.convolution import Convolution
 from engine.mixers.gated_delta_rule import GatedDeltaRule
+from engine.mixers.mamba2_scan import Mamba2Scan
 from engine.mixers.registry import advance
 from engine.mixers.short_convolution import ShortConvolution
-from engine.model.fused_modules import joined_rows
+from engine.model.fused_modules import concatenated, merged_rows
 
-__all__ = ["FusedDeltaNet", "FusedRecurrent", "FusedShortConvolution"]
+__all__ = ["FusedDeltaNet", "FusedMamba2", "FusedRecurrent", "FusedShortConvolution", "names_of_projections"]
 
 
 class FusedRecurrent(nn.Module):
@@ -32,21 +34,29 @@ class FusedRecurrent(nn.Module):
 
 
 class FusedDeltaNet(FusedRecurrent):
-    """A gated delta net (Yang et al., Gated Delta Networks, 2024), as in Qwen3.5."""
+    """A gated delta net (Yang et al., Gated Delta Networks, 2024), as in Qwen3.5 and Qwen3-Next."""
 
     def __init__(self, net: Any) -> None:
         super().__init__()
-        self.names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        self.names = names_of_projections(net)
         """The layers of the net that are one here."""
         projections = [getattr(net, name) for name in self.names]
-        self.sizes = [each.out_features for each in projections]
-        self.in_proj, self.out_proj = joined_rows(*projections), net.out_proj
+        self.projection_sizes = [each.out_features for each in projections]
         self.num_groups, self.key_size = int(net.num_k_heads), int(net.head_k_dim)
+        self.sizes = [2 * net.key_dim + net.value_dim, net.value_dim, net.num_v_heads, net.num_v_heads]
+        self._order = None if len(self.names) == len(self.sizes) else _order_in_groups(net)
+        self.in_proj, self.out_proj = merged_rows(projections, self.joined), net.out_proj
         self.taps = nn.Buffer(_taps_of(net.conv1d), persistent=False)
         self.decay_rates = nn.Buffer(-net.A_log.detach().float().exp(), persistent=False)
         self.time_bias = nn.Buffer(_copied(net.dt_bias), persistent=False)
         self.norm_weight = nn.Parameter(net.norm.weight.detach(), requires_grad=False)
         self.eps = float(net.norm.variance_epsilon)
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the rows of the projections of `names` as the merged one has them: of queries, keys and values, of
+        gates, and of both numbers of each head."""
+        rows = concatenated(tensors)
+        return rows if self._order is None else rows[self._order]
 
     def mix(self, rows: Tensor) -> Tensor:
         qkv, gates, write, time_step = torch.split(rows, self.sizes, dim=1)
@@ -71,6 +81,53 @@ class FusedShortConvolution(FusedRecurrent):
 
     def mix(self, rows: Tensor) -> Tensor:
         return advance(ShortConvolution(rows, self.taps, self.bias))
+
+
+class FusedMamba2(FusedRecurrent):
+    """A layer of Mamba-2 (Dao and Gu, Transformers are SSMs, 2024), as in Granite 4."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.in_proj, self.out_proj = layer.in_proj, layer.out_proj
+        self.num_groups, self.state_size = int(layer.n_groups), int(layer.ssm_state_size)
+        inner = int(layer.num_heads) * int(layer.head_dim)
+        self.sizes = [inner, inner + 2 * self.num_groups * self.state_size, int(layer.num_heads)]
+        self.limits = float(layer.time_step_limit[0]), float(layer.time_step_limit[1])
+        self.taps = nn.Buffer(_taps_of(layer.conv1d), persistent=False)
+        bias, dtype = layer.conv1d.bias, layer.in_proj.weight.dtype
+        self.bias = None if bias is None else nn.Buffer(_copied(bias), persistent=False)
+        self.decay_rates = nn.Buffer(-layer.A_log.detach().float().exp(), persistent=False)
+        self.time_bias = nn.Buffer(_copied(layer.dt_bias.to(dtype)), persistent=False)
+        self.skip = nn.Buffer(_copied(layer.D), persistent=False)
+        self.norm_weight = nn.Parameter(layer.norm.weight.detach(), requires_grad=False)
+        self.eps = float(layer.norm.variance_epsilon)
+
+    def mix(self, rows: Tensor) -> Tensor:
+        gates, inputs, time_step = torch.split(rows, self.sizes, dim=1)
+        mixed = advance(Convolution(inputs, self.taps, self.bias, is_gated=True))
+        numbers = self.decay_rates, self.time_bias, self.skip, *self.limits, self.num_groups, self.state_size
+        read = advance(Mamba2Scan(mixed, time_step, *numbers))
+        norm = self.norm_weight, self.eps, self.num_groups
+        return cast(Tensor, torch.ops.twostep.gated_group_norm(read, gates, *norm))
+
+
+def names_of_projections(net: nn.Module) -> tuple[str, ...]:
+    """Returns the names of a gated delta net's first layers."""
+    if hasattr(net, "in_proj_qkvz"):
+        return "in_proj_qkvz", "in_proj_ba"
+    return "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
+
+
+def _order_in_groups(net: Any) -> Tensor:
+    """Returns the number of each row of the merged projection among those of two projections that have, group by group,
+    a query and a key, and then values and gates; and both numbers of the group's heads."""
+    num_groups, num_in_group = net.num_k_heads, net.num_v_heads // net.num_k_heads
+    sizes = [net.head_k_dim] * 2 + [num_in_group * net.head_v_dim] * 2
+    num_rows = num_groups * sum(sizes)
+    heads = torch.arange(num_rows).view(num_groups, -1)
+    numbers = num_rows + torch.arange(2 * net.num_v_heads).view(num_groups, -1)
+    parts = *torch.split(heads, sizes, dim=1), *torch.split(numbers, num_in_group, dim=1)
+    return torch.cat([part.flatten() for part in parts])
 
 
 def _taps_of(convolution: nn.Conv1d) -> Tensor:

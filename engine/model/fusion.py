@@ -13,21 +13,20 @@ from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, ReLUSquaredActivation, SiLUActivation
 
 from engine.attention.registry import AttentionCall
+from engine.model.fused_layer import FusedDecoderLayer, LayerForm
 from engine.model.fused_modules import (
     FusedAttention,
-    FusedDecoderLayer,
     FusedLayerNorm,
     FusedMLP,
     FusedNorm,
     FusedRMSNorm,
     FusedRotaryEmbedding,
-    LayerForm,
     Rotation,
 )
-from engine.model.fused_recurrent import FusedDeltaNet, FusedShortConvolution
+from engine.model.fused_recurrent import FusedDeltaNet, FusedMamba2, FusedShortConvolution, names_of_projections
 from engine.model.known import code_fingerprint
 from engine.model.known.layer_form import form_of_layer
-from engine.model.known.recurrent import is_delta_net, is_short_convolution
+from engine.model.known.recurrent import is_delta_net, is_mamba2, is_short_convolution
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
 
@@ -123,10 +122,12 @@ def _fused_mlp(module: nn.Module, on_cpu: bool) -> nn.Module | None:
 
 
 def _fused_recurrent(module: nn.Module) -> nn.Module | None:
-    if is_delta_net(module) and _are_linear(module, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"):
+    if is_delta_net(module) and _are_linear(module, *names_of_projections(module), "out_proj"):
         return FusedDeltaNet(module)
     if is_short_convolution(module) and _are_linear(module, "in_proj", "out_proj"):
         return FusedShortConvolution(module)
+    if is_mamba2(module) and _are_linear(module, "in_proj", "out_proj"):
+        return FusedMamba2(module)
     return None
 
 
@@ -139,6 +140,8 @@ def _names_of_mlp(module: nn.Module, on_cpu: bool) -> tuple[str, ...] | None:
         return "w1", "w3", "w2", ""
     if not code_fingerprint.is_gated_mlp(module):
         return None
+    if hasattr(module, "input_linear"):
+        return ("input_linear", "output_linear", "activation") if on_cpu else None
     if hasattr(module, "gate_up_proj"):
         return ("gate_up_proj", "down_proj", "activation_fn") if on_cpu else None
     return "gate_proj", "up_proj", "down_proj", "act_fn"

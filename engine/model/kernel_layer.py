@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from engine.attention.registry import attend
 from engine.model.decoder_parts import AfterParts, AttentionParts, LayerParts, MixtureParts, MlpParts, NormParts
+from engine.model.fused_layer import FusedDecoderLayer, LayerNorms
 from engine.model.fused_modules import (
     FusedAttention,
-    FusedDecoderLayer,
     FusedMLP,
     FusedNorm,
     FusedRMSNorm,
-    LayerNorms,
     Rotation,
 )
 from engine.model.fused_recurrent import FusedRecurrent
@@ -72,14 +71,14 @@ class KernelDecoderLayer(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
-        position_embeddings: tuple[Tensor, Tensor],  # [1, T, columns] each
+        position_embeddings: tuple[Tensor, Tensor] | None = None,  # [1, T, columns] each
         position_ids: Tensor | None = None,  # [1, T]
         **_: Any,
     ) -> Tensor:
         if are_rows_adapted():
             positions = {"position_embeddings": position_embeddings, "position_ids": position_ids}
             return cast(Tensor, self.layer(hidden_states, **positions))
-        tables = *self.rotation.tables_of(position_embeddings), self._query_scales_of(position_ids)
+        tables = *self.rotation.tables_of(position_embeddings, hidden_states), self._query_scales_of(position_ids)
         query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *tables)
         attended = attend(self._call.with_tensors(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
@@ -106,11 +105,15 @@ class KernelRecurrentLayer(nn.Module):
 
 
 def _kernel_layer(module: nn.Module) -> nn.Module | None:
-    if not isinstance(module, FusedDecoderLayer) or not (is_known_mlp(module.ffn) or is_known_mixture(module.ffn)):
+    if not isinstance(module, FusedDecoderLayer) or not _is_feed_forward_known(module):
         return None
     if _is_recurrence_known(module):
         return KernelRecurrentLayer(module)
     return KernelDecoderLayer(module) if _is_attention_known(module.mixer) else None
+
+
+def _is_feed_forward_known(layer: FusedDecoderLayer) -> bool:
+    return layer.form.shared is None and (is_known_mlp(layer.ffn) or is_known_mixture(layer.ffn))
 
 
 def _is_recurrence_known(layer: FusedDecoderLayer) -> bool:

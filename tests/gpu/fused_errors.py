@@ -15,7 +15,8 @@ from torch import Tensor
 
 from engine.kernels.cuda import linear
 from engine.kernels.cuda.operators import register
-from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP
+from engine.model.fused_layer import FusedDecoderLayer
+from engine.model.fused_modules import FusedAttention, FusedMLP
 from engine.model.fusion import fuse_between_layers, fuse_modules
 from engine.model.placement import replace_parts
 from engine.model.probe import probe_layers

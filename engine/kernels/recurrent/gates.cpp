@@ -1,10 +1,12 @@
 // What lies between the products of recurrent layers and of gated attention: rows that are multiplied by gates.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <type_traits>
@@ -44,6 +46,25 @@ void multiply_rows(const at::Tensor& x, const at::Tensor& gates) {
   });
 }
 
+// Writes x * silu(gates) to x, and the RMSNorm of each group of it, times the weight, to `to`.
+template <class Element>
+void norm_groups(float* x, const Element* gates, const Element* weight, int64_t size, int64_t num_groups, float eps,
+                 Element* to) {
+  for (int64_t first = 0; first < size * num_groups; first += size) {
+    Vec squares{};
+    for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+      const Vec gated = load_upto(x + first + i, count) * Silu::apply(load_upto(gates + first + i, count));
+      store_upto(x + first + i, count, gated);
+      squares = squares + gated * gated;
+    });
+    const Vec factor = broadcast(1.0f / std::sqrt(fold_add(squares) / float(size) + eps));
+    for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+      const Vec normed = load_upto(x + first + i, count) * factor;
+      store_upto(to + first + i, count, normed * load_upto(weight + first + i, count));
+    });
+  }
+}
+
 }  // namespace
 
 void multiply_by_gates(const at::Tensor& x, const at::Tensor& gates, std::string_view activation) {
@@ -58,13 +79,39 @@ void multiply_by_gates(const at::Tensor& x, const at::Tensor& gates, std::string
   });
 }
 
+at::Tensor gated_group_norm(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& weight, double eps,
+                            int64_t num_groups) {
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kFloat && x.sizes() == gates.sizes() &&
+                  gates.stride(1) == 1,
+              "x, in float32, and its gates are rows of one size");
+  TORCH_CHECK(weight.is_contiguous() && weight.numel() == x.size(1) && weight.scalar_type() == gates.scalar_type() &&
+                  num_groups > 0 && x.size(1) % num_groups == 0,
+              "a weight has the rows' size, which is in groups, and the gates' dtype");
+  const int64_t width = x.size(1);
+  const at::Tensor out = at::empty(x.sizes(), gates.options());
+  with_element_of(gates, "gates", [&]<class Element>(Element*) {
+    auto* own = x.mutable_data_ptr<float>();
+    const auto* factors = gates.const_data_ptr<Element>();
+    run_ranges(x.size(0), divide_up(kGrain, width), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        norm_groups(own + row * width, factors + row * gates.stride(0), weight.const_data_ptr<Element>(),
+                    width / num_groups, num_groups, float(eps), out.mutable_data_ptr<Element>() + row * width);
+      }
+    });
+  });
+  return out;
+}
+
 }  // namespace twostep::recurrent
 
 TORCH_LIBRARY_FRAGMENT(twostep, library) {
   // x and gates [T, N] -> x * activation(gates), in x's place; sigmoid, silu or none
   library.def("multiply_by_gates(Tensor(a!) x, Tensor gates, str activation) -> ()");
+  // x [T, N] in float32, of which it makes x * silu(gates), gates [T, N], weight [N] -> [T, N] as gates
+  library.def("gated_group_norm(Tensor(a!) x, Tensor gates, Tensor weight, float eps, int num_groups) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("multiply_by_gates", &twostep::recurrent::multiply_by_gates);
+  library.impl("gated_group_norm", &twostep::recurrent::gated_group_norm);
 }

@@ -32,6 +32,17 @@ at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, cons
                             const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups,
                             const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts);
 
+// The scan of Mamba-2: rows [T, heads * head size + 2 * groups * state size] are x, what writes and what reads it;
+// time_step [T, heads], decay_rates, time_bias and skip [heads] in float32 -> [T, heads * head size] in float32.
+at::Tensor mamba2_scan(const at::Tensor& rows, const at::Tensor& time_step, const at::Tensor& decay_rates,
+                       const at::Tensor& time_bias, const at::Tensor& skip, double least_time, double most_time,
+                       int64_t num_groups, const at::Tensor& states, const at::Tensor& slots,
+                       const at::Tensor& starts);
+
+// What that scan makes of its time steps: the decay of each head, and its time.
+std::tuple<at::Tensor, at::Tensor> mamba2_gates(const at::Tensor& time_step, const at::Tensor& decay_rates,
+                                                const at::Tensor& time_bias, double least_time, double most_time);
+
 // A selective scan: x and time_step [T, channels], rates [channels, state size], write and read [T, state size], all in
 // float32 -> [T, channels].
 at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& time_step, const at::Tensor& rates,
@@ -44,5 +55,9 @@ std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at
 
 // x and gates [T, N] -> x * activation(gates), in x's place; sigmoid, silu or none.
 void multiply_by_gates(const at::Tensor& x, const at::Tensor& gates, std::string_view activation);
+
+// x [T, N] in float32, of which it makes x * silu(gates), and weight [N] -> an RMSNorm of each group, as gates [T, N].
+at::Tensor gated_group_norm(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& weight, double eps,
+                            int64_t num_groups);
 
 }  // namespace twostep::recurrent

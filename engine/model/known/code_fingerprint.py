@@ -75,10 +75,12 @@ _MIXTURES_FOR_CAUSAL_LM = (
 )
 # What follows is named by family and class: it is known in models of that family, whose code others do not load.
 _SCALING_QUERIES = "ministral3.Ministral3Attention"
+_NOT_ALWAYS_ROTATING = "granitemoehybrid.GraniteMoeHybridAttention"
 _ATTENTIONS_WITH_DROPOUT = ("seed_oss.SeedOssAttention", "starcoder2.Starcoder2Attention")
 _FURTHER_ATTENTIONS = (
     *("phi3.Phi3Attention", "smollm3.SmolLM3Attention"),
     *("cohere.CohereAttention", "cohere2.Cohere2Attention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
+    _NOT_ALWAYS_ROTATING,
     *(_SCALING_QUERIES, "glm4_moe.Glm4MoeAttention", "nemotron.NemotronAttention"),
 )
 _NORMING_ALL_HEADS = ("olmo2.Olmo2Attention", "olmo3.Olmo3Attention", "olmoe.OlmoeAttention")
@@ -163,7 +165,8 @@ def is_gated_mlp(module: nn.Module) -> bool:
     """Whether the module is a gated MLP with a gate and an up projection, or one that is both."""
     if is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
         return not module.training
-    return is_like(module, modeling_llama.LlamaMLP) or is_of(module, "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP")
+    further = "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP", "granitemoehybrid.GraniteMoeHybridMLP"
+    return is_like(module, modeling_llama.LlamaMLP) or is_of(module, *further)
 
 
 def is_silu_mlp(module: nn.Module) -> bool:
@@ -333,6 +336,8 @@ def _query_scaling(attention: Any) -> QueryScaling | None:
 
 def _is_rotated(attention: Any) -> bool:
     """Whether the attention does rotate, where its code leaves that open."""
+    if is_of(attention, _NOT_ALWAYS_ROTATING):
+        return bool(attention.config.position_embedding_type == "rope")
     if is_of(attention, "smollm3.SmolLM3Attention"):
         return bool(attention.use_rope)
     if is_of(attention, "exaone4.Exaone4Attention"):

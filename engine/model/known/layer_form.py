@@ -8,7 +8,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.mixtral import modeling_mixtral
 
-from engine.model.fused_modules import LayerForm, LayerNorms
+from engine.model.fused_layer import LayerForm, LayerNorms
 from engine.model.known.same_code import is_like, is_of
 
 __all__ = ["form_of_layer"]
@@ -17,6 +17,10 @@ _DECODER_LAYERS = (
     modeling_llama.LlamaDecoderLayer,
     modeling_mixtral.MixtralDecoderLayer,
     modeling_gpt_oss.GptOssDecoderLayer,
+)
+_WITH_DELTA_NETS = (
+    *("qwen3_5.Qwen3_5DecoderLayer", "qwen3_5_moe.Qwen3_5MoeDecoderLayer"),
+    "qwen3_next.Qwen3NextDecoderLayer",
 )
 _NORMS_BEFORE = LayerNorms("input_layernorm", None, "post_attention_layernorm", None)
 _NORMS_AROUND = LayerNorms(
@@ -47,13 +51,21 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
         return LayerForm(_NORMS_AFTER)
     if is_of(module, "granite.GraniteDecoderLayer"):
         return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
-    if is_of(module, "qwen3_5.Qwen3_5DecoderLayer", "qwen3_5_moe.Qwen3_5MoeDecoderLayer"):
+    if is_of(module, "granitemoehybrid.GraniteMoeHybridDecoderLayer"):
+        return _form_beside_shared_mlp(module)
+    if is_of(module, *_WITH_DELTA_NETS):
         is_recurrent = cast(Any, module).block_type == "linear_attention"
         return LayerForm(_NORMS_BEFORE, mixer="linear_attn" if is_recurrent else "self_attn")
     if is_of(module, "lfm2.Lfm2DecoderLayer", "lfm2_moe.Lfm2MoeDecoderLayer", "lfm3.Lfm3DecoderLayer"):
         return _form_around_operator(module)
     is_parallel = is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer")
     return LayerForm(_ONE_NORM, is_parallel=True) if is_parallel else None
+
+
+def _form_beside_shared_mlp(layer: Any) -> LayerForm:
+    ffn, shared = ("block_sparse_moe", "shared_mlp") if layer.has_experts else ("shared_mlp", None)
+    mixer = "self_attn" if layer.mamba is None else "mamba"
+    return LayerForm(_NORMS_BEFORE, float(layer.residual_multiplier), mixer=mixer, ffn=ffn, shared=shared)
 
 
 def _form_around_operator(layer: Any) -> LayerForm:

@@ -7,20 +7,43 @@ from torch import nn
 from engine.mixers.convolution import KERNEL_TAPS
 from engine.model.known.same_code import is_of
 
-__all__ = ["is_delta_net", "is_short_convolution"]
+__all__ = ["is_delta_net", "is_mamba2", "is_short_convolution"]
 
-_DELTA_NETS = ("qwen3_5.Qwen3_5GatedDeltaNet", "qwen3_5_moe.Qwen3_5MoeGatedDeltaNet")
-_GATED_NORMS = ("qwen3_5.Qwen3_5RMSNormGated", "qwen3_5_moe.Qwen3_5MoeRMSNormGated")
+_DELTA_NETS = {
+    "qwen3_5.Qwen3_5GatedDeltaNet": "qwen3_5.Qwen3_5RMSNormGated",
+    "qwen3_5_moe.Qwen3_5MoeGatedDeltaNet": "qwen3_5_moe.Qwen3_5MoeRMSNormGated",
+    "qwen3_next.Qwen3NextGatedDeltaNet": "qwen3_next.Qwen3NextRMSNormGated",
+}
+"""Gated delta nets, and their norms."""
+_MAMBA2 = {
+    "granitemoehybrid.GraniteMoeHybridMambaLayer": "granitemoehybrid.GraniteMoeHybridRMSNormGated",
+    "bamba.BambaMixer": "bamba.BambaRMSNormGated",
+    "mamba2.Mamba2Mixer": "mamba2.MambaRMSNormGated",
+    "nemotron_h.NemotronHMamba2Mixer": "nemotron_h.NemotronHRMSNormGated",
+    "zamba2.Zamba2MambaMixer": "zamba2.Zamba2RMSNormGated",
+}
+"""Layers of Mamba-2, and their norms."""
 _SHORT_CONVOLUTIONS = ("lfm2.Lfm2ShortConv", "lfm2_moe.Lfm2MoeShortConv", "lfm3.Lfm3ShortConv")
 
 
 def is_delta_net(module: nn.Module) -> bool:
-    """Whether the module is a gated delta net whose heads have one order in all its projections."""
+    """Whether the module is a gated delta net."""
     if not is_of(module, *_DELTA_NETS):
         return False
     net: Any = module
     is_plain = net.activation == "silu" and net.conv1d.bias is None and net.norm.activation == "silu"
-    return is_plain and is_of(net.norm, *_GATED_NORMS) and net.norm.weight.dtype == net.conv1d.weight.dtype
+    return is_plain and is_of(net.norm, *_DELTA_NETS.values()) and net.norm.weight.dtype == net.conv1d.weight.dtype
+
+
+def is_mamba2(module: nn.Module) -> bool:
+    """Whether the module is a layer of Mamba-2 that norms what it reads in as many groups as it has of heads."""
+    if not is_of(module, *_MAMBA2) or module.training:
+        return False
+    layer: Any = module
+    is_plain = layer.activation in ("silu", "swish") and layer.conv1d.kernel_size[0] <= KERNEL_TAPS
+    norm, inner = layer.norm, int(layer.num_heads) * int(layer.head_dim)
+    is_norm_known = is_of(norm, *_MAMBA2.values()) and norm.group_size * layer.n_groups == inner
+    return is_plain and is_norm_known and norm.weight.dtype == layer.in_proj.weight.dtype
 
 
 def is_short_convolution(module: nn.Module) -> bool:

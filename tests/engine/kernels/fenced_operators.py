@@ -143,6 +143,7 @@ def _recurrent() -> Iterator[Case]:
             yield f"delta_gates of {key_size}, {dtype}", torch.ops.twostep.delta_gates, (*gates, *numbers)
             inputs = (qkv, *gates, *numbers, groups, states.clone(), *places)
             yield f"gated_delta_rule of {key_size} by {value_size}, {dtype}", torch.ops.twostep.gated_delta_rule, inputs
+            yield from _mamba2(dtype, groups, heads, key_size, value_size, places)
     for channels in (1, 40, 300):
         for dtype in DTYPES:
             x, gates = torch.randn(2, num_tokens, channels).to(dtype)
@@ -166,6 +167,21 @@ def _recurrent() -> Iterator[Case]:
             write, read = torch.randn(2, num_tokens, size)
             inputs = (x, times, -torch.rand(channels, size), write, read, torch.randn(3, channels, size), *places)
             yield f"selective_scan of {channels} by {size}", torch.ops.twostep.selective_scan, inputs
+
+
+def _mamba2(
+    dtype: torch.dtype, groups: int, heads: int, state_size: int, head_size: int, places: tuple[Tensor, Tensor]
+) -> Iterator[Case]:
+    num_tokens, width = 5, heads * head_size
+    rows, steps = torch.randn(num_tokens, width + 2 * groups * state_size).to(dtype), torch.randn(num_tokens, heads)
+    numbers = steps.to(dtype), -torch.rand(heads), torch.randn(heads)
+    states = torch.randn(3, heads, -(-head_size // 16), state_size, 16)
+    inputs = (rows, *numbers, torch.randn(heads), 0.1, 2.0, groups, states, *places)
+    yield f"mamba2_gates of {heads}, {dtype}", torch.ops.twostep.mamba2_gates, (*numbers, 0.1, 2.0)
+    yield f"mamba2_scan of {state_size} by {head_size}, {dtype}", torch.ops.twostep.mamba2_scan, inputs
+    gates = torch.randn(num_tokens, width).to(dtype)
+    inputs = torch.randn(num_tokens, width), gates, gates[0].clone(), 1e-5, groups
+    yield f"gated_group_norm of {width}, {dtype}", torch.ops.twostep.gated_group_norm, inputs
 
 
 def _blocks() -> Iterator[Case]:

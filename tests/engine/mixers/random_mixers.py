@@ -10,6 +10,7 @@ from torch.nn import functional
 from engine.mixers.convolution import Convolution
 from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.linear_attention import LinearAttention
+from engine.mixers.mamba2_scan import Mamba2Scan
 from engine.mixers.registry import Mixer
 from engine.mixers.selective_scan import SelectiveScan
 from engine.mixers.short_convolution import ShortConvolution
@@ -57,6 +58,20 @@ def gated_delta_rule(seed: int, dtype: torch.dtype = torch.float32) -> GatedDelt
     )
 
 
+def mamba2_scan(seed: int, dtype: torch.dtype = torch.float32) -> Mamba2Scan:
+    return Mamba2Scan(
+        draw(NUM_TOKENS, 6 * 21 + 2 * 2 * 19, seed=seed, dtype=dtype),
+        draw(NUM_TOKENS, 6, seed=seed + 7, dtype=dtype),
+        draw(6).abs().neg(),
+        draw(6, seed=3).to(dtype).float(),
+        draw(6, seed=4),
+        least_time=0.3,
+        most_time=1.7,
+        num_groups=2,
+        state_size=19,
+    )
+
+
 def selective_scan(seed: int, state_size: int = 16) -> SelectiveScan:
     x, time_step = draw(NUM_TOKENS, CHANNELS, seed=seed), draw(NUM_TOKENS, CHANNELS, seed=seed + 9).abs()
     write, read = draw(NUM_TOKENS, state_size, seed=seed), draw(NUM_TOKENS, state_size, seed=seed + 5)
@@ -72,6 +87,8 @@ MIXERS: dict[str, Callable[[int], Mixer]] = {
     "gated delta rule from projections in bfloat16": lambda seed: gated_delta_rule(seed, torch.bfloat16),
     "Kimi delta attention": lambda seed: linear_attention(seed, num_decays=19),
     "Mamba-2": lambda seed: linear_attention(seed, has_rate=False),
+    "Mamba-2 from projections": mamba2_scan,
+    "Mamba-2 from projections in bfloat16": lambda seed: mamba2_scan(seed, torch.bfloat16),
     "Mamba": selective_scan,
 }
 PER_TOKEN = {"x", "rows", "qkv", "query", "key", "value", "decay", "rate", "time_step", "write", "read"}

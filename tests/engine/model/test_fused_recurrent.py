@@ -15,6 +15,8 @@ from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer, state_handler
 from engine.mixers.state import StateShape
+from engine.model.adapter_targets import _columns
+from engine.model.fused_recurrent import FusedDeltaNet
 from engine.model.fusion import _fused_recurrent
 from engine.model.kernel_layer import move_layers_to_kernels
 from engine.weights.linear import prepare_linears
@@ -26,11 +28,28 @@ pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 PARTS = {
     "qwen3_5": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedDeltaNet": 2, "FusedMLP": 3, "FusedRMSNorm": 9},
     "lfm2": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedShortConvolution": 2, "FusedMLP": 3, "FusedRMSNorm": 9},
+    "granite4": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedMamba2": 2, "FusedMLP": 3, "FusedRMSNorm": 7},
 }
 FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "lfm2_moe": (
         {"num_dense_layers": 2, "layer_types": ["conv", "full_attention"] * 2},
         {"FusedAttention": 2, "FusedDecoderLayer": 4, "FusedShortConvolution": 2, "FusedMLP": 2, "FusedRMSNorm": 13},
+    ),
+    "granitemoehybrid": (  # without experts, and with rotated queries
+        {
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+        {"FusedAttention": 2, "FusedDecoderLayer": 4, "FusedMamba2": 2, "FusedMLP": 4, "FusedRMSNorm": 9},
+    ),
+    "bamba": ({}, {"FusedMamba2": 4, "FusedMLP": 4, "FusedRMSNorm": 9}),
+    "mamba2": ({}, {"FusedMamba2": 4, "FusedRMSNorm": 5}),
+    "nemotron_h": ({}, {"FusedMamba2": 1}),
+    "zamba2": ({}, {"FusedMamba2": 4, "FusedRMSNorm": 5}),
+    "qwen3_next": (
+        {},
+        {"FusedAttention": 1, "FusedDecoderLayer": 4, "FusedDeltaNet": 3, "FusedMLP": 4, "FusedRMSNorm": 11},
     ),
     "lfm3": (
         {"use_attention_gate": False, "layer_types": ["conv", "full_attention"] * 2},
@@ -41,6 +60,7 @@ FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 LAYERS_IN_KERNELS = {
     "qwen3_5": {"KernelRecurrentLayer": 2},  # its attention is gated
     "lfm2": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 1},
+    "granitemoehybrid": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 2},
 }
 NUM_TOKENS = 23  # of `run`
 
@@ -63,11 +83,12 @@ def routed(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
-def further(model_type: str, **changes: Any) -> Any:
+def further(model_type: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     registry.register()
     torch.manual_seed(5)
     config = tiny_config(model_type, {"vocab_size": 199, **FURTHER[model_type][0], **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=registry.ATTENTION_NAME).eval()
+    settings = {"attn_implementation": registry.ATTENTION_NAME, "dtype": dtype}
+    model = AutoModelForCausalLM.from_config(config, **settings).eval()
     route_recurrent_functions(model.requires_grad_(False))
     return model
 
@@ -120,11 +141,22 @@ def test_attention_with_gates_of_whole_heads_stays() -> None:
     assert parts(model, "FusedAttention") == {} and parts(model, "FusedDecoderLayer") == {"FusedDecoderLayer": 4}
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
+def test_adapters_find_the_columns_of_each_projection(model_type: str) -> None:
+    model = further(model_type) if model_type in FURTHER else routed(model_type)
+    net, plain = model.model.layers[0].linear_attn, copy.deepcopy(model.model.layers[0].linear_attn)
+    fused = FusedDeltaNet(net)
+    x = torch.randn(5, model.config.hidden_size)
+    places = _columns(fused.joined, fused.projection_sizes, len(fused.names))
+    for name, columns in zip(fused.names, places, strict=True):
+        torch.testing.assert_close(fused.in_proj(x)[:, columns], getattr(plain, name)(x))
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS_IN_KERNELS)
 def test_layers_in_the_kernels_change_no_bit(name: str, dtype: torch.dtype, quantization: str) -> None:
-    model = routed(name, dtype)
+    model = further(name, dtype=dtype) if name in FURTHER else routed(name, dtype)
     fuse(model)
     prepare_linears(model, True, quantization)
     expected, shapes = run_with_states(model)

@@ -1,0 +1,118 @@
+// The scan of Mamba-2 (engine/mixers/mamba2_scan.py): linear attention whose decays and factors of values come from one
+// time per head and token.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <tuple>
+
+#include "base/activations.h"
+#include "base/rows.h"
+#include "base/sizes.h"
+#include "base/thread_pool.h"
+#include "base/vec.h"
+#include "recurrent/matrix_states.h"
+#include "recurrent/operators.h"
+#include "recurrent/sequences.h"
+
+namespace twostep::recurrent {
+
+std::tuple<at::Tensor, at::Tensor> mamba2_gates(const at::Tensor& time_step, const at::Tensor& decay_rates,
+                                                const at::Tensor& time_bias, double least_time, double most_time) {
+  TORCH_CHECK(time_step.dim() == 2 && time_step.stride(1) == 1, "every token has a time step for each head");
+  const int64_t num_tokens = time_step.size(0), num_heads = time_step.size(1);
+  for (const at::Tensor& each : {decay_rates, time_bias}) {
+    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_contiguous() && each.numel() == num_heads,
+                "each head has a rate and a bias in float32");
+  }
+  const at::Tensor decays = at::empty({num_tokens, num_heads}, time_step.options().dtype(at::kFloat));
+  const at::Tensor times = at::empty_like(decays);
+  auto *decay = decays.mutable_data_ptr<float>(), *time = times.mutable_data_ptr<float>();
+  const auto *rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
+  with_element_of(time_step, "scans of Mamba-2", [&]<class Element>(Element* element) {
+    const auto* steps = time_step.const_data_ptr<Element>();
+    const Vec least = rounded_to(broadcast(float(least_time)), element);
+    const Vec most = rounded_to(broadcast(float(most_time)), element);
+    run_ranges(num_tokens, divide_up(1 << 10, num_heads), [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        const Element* own = steps + token * time_step.stride(0);
+        for_each_vector(num_heads, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+          const Vec biased = rounded_to(load_upto(own + i, count) + load_upto(bias + i, count), element);
+          const Vec positive = rounded_to(Softplus::apply(biased), element);
+          const Vec longer = where_less(positive, least, least, positive);
+          const Vec limited = where_less(most, longer, most, longer);
+          store_upto(time + token * num_heads + i, count, limited);
+          store_upto(decay + token * num_heads + i, count, exp_nonpositive(load_upto(rates + i, count) * limited));
+        });
+      }
+    });
+  });
+  return {decays, times};
+}
+
+at::Tensor mamba2_scan(const at::Tensor& rows, const at::Tensor& time_step, const at::Tensor& decay_rates,
+                       const at::Tensor& time_bias, const at::Tensor& skip, double least_time, double most_time,
+                       int64_t num_groups, const at::Tensor& states, const at::Tensor& slots,
+                       const at::Tensor& starts) {
+  TORCH_CHECK(states.dim() == 5 && rows.dim() == 2 && num_groups > 0,
+              "a row of inputs, writes and reads for each token");
+  const int64_t num_tokens = rows.size(0), num_heads = states.size(1), state_size = states.size(3);
+  const int64_t width = num_groups * state_size, inner = rows.size(1) - 2 * width, head_size = inner / num_heads;
+  TORCH_CHECK(inner > 0 && head_size * num_heads == inner && num_heads % num_groups == 0,
+              "rows have heads of inputs, and groups of writes and reads, side by side");
+  TORCH_CHECK(time_step.size(0) == num_tokens && time_step.size(1) == num_heads &&
+                  time_step.scalar_type() == rows.scalar_type(),
+              "every token has a time step for each head, of the rows' dtype");
+  TORCH_CHECK(skip.scalar_type() == at::kFloat && skip.is_contiguous() && skip.numel() == num_heads,
+              "each head has a factor in float32");
+  check_states(states, num_heads, state_size, head_size);
+  const Sequences sequences(slots, starts, states.size(0), num_tokens);
+  const at::Tensor own = rows.stride(1) == 1 ? rows : rows.contiguous();
+  const at::Tensor writes = widened(own.narrow(1, inner, width)), reads = widened(own.narrow(1, inner + width, width));
+  const at::Tensor keys = writes.contiguous(), queries = reads.contiguous();
+  const auto [decays, times] = mamba2_gates(time_step, decay_rates, time_bias, least_time, most_time);
+  const at::Tensor output = at::empty({num_tokens, inner}, rows.options().dtype(at::kFloat));
+  const auto *decay = decays.const_data_ptr<float>(), *time = times.const_data_ptr<float>();
+  with_element_of(own, "scans of Mamba-2", [&]<class Element>(Element*) {
+    const Problem<Element, float> problem{queries.const_data_ptr<float>(),
+                                          keys.const_data_ptr<float>(),
+                                          decay,
+                                          nullptr,
+                                          own.const_data_ptr<Element>(),
+                                          own.stride(0),
+                                          states.mutable_data_ptr<float>(),
+                                          output.mutable_data_ptr<float>(),
+                                          num_groups,
+                                          num_heads,
+                                          state_size,
+                                          head_size,
+                                          1,
+                                          time,
+                                          skip.const_data_ptr<float>()};
+    problem.run_all(sequences);
+  });
+  return output;
+}
+
+}  // namespace twostep::recurrent
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  // time_step [T, heads], decay_rates and time_bias [heads] in float32 -> decay and time [T, heads] in float32
+  library.def(
+      "mamba2_gates(Tensor time_step, Tensor decay_rates, Tensor time_bias, float least_time, float most_time) -> "
+      "(Tensor, Tensor)");
+  // rows [T, heads * head size + 2 * groups * state size], time_step [T, heads], decay_rates, time_bias and skip
+  // [heads] in float32 -> [T, heads * head size] in float32
+  library.def(
+      "mamba2_scan(Tensor rows, Tensor time_step, Tensor decay_rates, Tensor time_bias, Tensor skip, float least_time, "
+      "float most_time, int num_groups, Tensor(a!) states, Tensor slots, Tensor starts) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) {
+  library.impl("mamba2_gates", &twostep::recurrent::mamba2_gates);
+  library.impl("mamba2_scan", &twostep::recurrent::mamba2_scan);
+}

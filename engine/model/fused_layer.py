@@ -1,0 +1,100 @@
+"""A fused decoder layer, around whatever parts: its norms are one pass with the sums before them."""
+
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor, nn
+
+from engine.model.fused_modules import FusedAttention, FusedMLP, FusedRMSNorm
+
+__all__ = ["FusedDecoderLayer", "LayerForm", "LayerNorms"]
+
+
+class LayerNorms(NamedTuple):
+    """The norms of a decoder layer, or their names: of what attention and MLP read, and of what they add."""
+
+    attention: Any | None
+    attended: Any | None
+    mlp: Any | None
+    added: Any | None
+
+
+class LayerForm(NamedTuple):
+    """What a decoder layer consists of, beside its attention and its MLP."""
+
+    names: LayerNorms
+    """Names of its norms."""
+    multiplier: float | None = None
+    """What attention and MLP are multiplied by before they are added."""
+    is_parallel: bool = False
+    """Whether the MLP reads what attention reads."""
+    mixer: str = "self_attn"
+    """Name of its attention, or of what mixes tokens in its place."""
+    ffn: str = "mlp"
+    """Name of its MLP, or of its mixture of experts."""
+    shared: str | None = None
+    """Name of an MLP beside the mixture, which reads what that reads, if there is one."""
+
+
+class FusedDecoderLayer(nn.Module):
+    """A decoder layer: attention and MLP with residuals, whose sum and the norm that reads it are one pass."""
+
+    def __init__(self, layer: Any, form: LayerForm) -> None:
+        super().__init__()
+        self.form = form
+        for name in form.names:
+            if name is not None:
+                setattr(self, name, getattr(layer, name))
+        for name in (form.mixer, form.ffn, form.shared):
+            if name is not None:
+                setattr(self, name, getattr(layer, name))
+        self.next_norm: FusedRMSNorm | None = None
+
+    @property
+    def mixer(self) -> nn.Module:
+        return cast(nn.Module, getattr(self, self.form.mixer))
+
+    @property
+    def ffn(self) -> nn.Module:
+        """The MLP, or the mixture of experts."""
+        return cast(nn.Module, getattr(self, self.form.ffn))
+
+    @property
+    def norms(self) -> LayerNorms:
+        """The norms, None where the layer has none."""
+        return LayerNorms(*(None if name is None else getattr(self, name) for name in self.form.names))
+
+    def lead_to(self, norm: FusedRMSNorm) -> None:
+        """Has the layer do the work of the norm that is next to read what it returns along with its last sum, and add
+        the segments of products along with the sums behind them, unless a norm reads the products."""
+        self.next_norm = norm
+        for part in (self.mixer, self.ffn):
+            if isinstance(part, FusedAttention | FusedMLP) and self.form.names.added is None:
+                part.leaves_sum = True
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
+        norms = self.norms
+        read = hidden_states if norms.attention is None else norms.attention(hidden_states)
+        mixed = _first_of(self.mixer(hidden_states=read, **kwargs))
+        residual, normed = self._add_and_norm(hidden_states, self._finished(mixed, norms.attended))
+        out = self._finished(self._fed_forward(read if self.form.is_parallel else normed), norms.added)
+        return cast(Tensor, residual + out) if self.next_norm is None else self.next_norm.add_ahead(residual, out)
+
+    def _fed_forward(self, normed: Tensor) -> Any:
+        out = _first_of(self.ffn(normed))  # gpt-oss returns a router's scores, too
+        return out if self.form.shared is None else out + getattr(self, self.form.shared)(normed)
+
+    def _finished(self, added: Any, norm: Any | None) -> Any:
+        """Returns what is added to the residual."""
+        normed = added if norm is None else norm(added)
+        return normed if self.form.multiplier is None else normed * self.form.multiplier
+
+    def _add_and_norm(self, residual: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+        """Returns the sum, and what an MLP that reads it gets."""
+        if self.norms.mlp is not None and not self.form.is_parallel:
+            return cast("tuple[Tensor, Tensor]", self.norms.mlp.add_and_norm(residual, x))
+        total = residual + x
+        return total, total
+
+
+def _first_of(output: Any) -> Any:
+    return output[0] if type(output) is tuple else output
