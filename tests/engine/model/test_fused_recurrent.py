@@ -188,3 +188,23 @@ def test_a_delta_net_that_is_not_quite_as_known_stays(change: Callable[[Any], No
     changed, other = model.model.layers[0].linear_attn, model.model.layers[2].linear_attn
     change(changed)
     assert _fused_recurrent(changed) is None and _fused_recurrent(other) is not None
+
+
+def other_groups(layer: Any) -> None:
+    layer.norm.group_size *= 2
+
+
+def more_taps(layer: Any) -> None:
+    layer.conv1d = nn.Conv1d(layer.conv_dim, layer.conv_dim, 17, groups=layer.conv_dim)
+
+
+def a_hook(layer: Any) -> None:
+    layer.norm.register_forward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("change", [another_activation, other_groups, more_taps, a_hook])
+def test_a_layer_of_mamba2_that_is_not_quite_as_known_stays(change: Callable[[Any], None]) -> None:
+    model = routed("granite4")
+    changed, other = model.model.layers[0].mamba, model.model.layers[2].mamba
+    change(changed)
+    assert _fused_recurrent(changed) is None and _fused_recurrent(other) is not None
