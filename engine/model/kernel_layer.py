@@ -40,7 +40,8 @@ class KernelDecoderLayer(nn.Module):
     def __init__(self, layer: FusedDecoderLayer) -> None:
         super().__init__()
         self.layer, self.parts = layer, _parts_of(layer)
-        self._before, self._after = self.parts.attention.bound(), self.parts.bound_after()
+        # Called as operators with an object, torch throws and catches two exceptions.
+        self._run_before, self._run_after = self.parts.attention.bound().run, self.parts.bound_after().run
         attention = cast(FusedAttention, layer.self_attn)
         self._call, self._query_scales_of = attention.call, attention.query_scales_of
 
@@ -79,9 +80,8 @@ class KernelDecoderLayer(nn.Module):
             positions = {"position_embeddings": position_embeddings, "position_ids": position_ids}
             return cast(Tensor, self.layer(hidden_states, **positions))
         tables = *self.rotation.tables_of(position_embeddings, hidden_states), self._query_scales_of(position_ids)
-        query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *tables)
-        attended = attend(self._call.with_tensors(*query_key_value))
-        return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
+        attended = attend(self._call.with_tensors(*self._run_before(hidden_states, *tables)))
+        return cast(Tensor, self._run_after(hidden_states, attended))
 
 
 class KernelRecurrentLayer(nn.Module):
@@ -92,16 +92,18 @@ class KernelRecurrentLayer(nn.Module):
         super().__init__()
         self.layer = layer
         mixer, norms = cast(FusedRecurrent, layer.mixer), _norms_of(layer)
-        self._before = cast(NormParts, norms.attention).bound(), parts_of_linear(mixer.in_proj).bound()
+        norm, projection = cast(NormParts, norms.attention).bound(), parts_of_linear(mixer.in_proj).bound()
+        self._run_before = torch.classes.twostep.NormedLinear(norm, projection).run
         self._mix = mixer.mix
         added = norms.attended, norms.added, layer.form.multiplier, layer.form.is_parallel
-        self._after = AfterParts(parts_of_linear(mixer.out_proj), norms.mlp, _feed_forward(layer), *added).bound()
+        self._run_after = (
+            AfterParts(parts_of_linear(mixer.out_proj), norms.mlp, _feed_forward(layer), *added).bound().run
+        )
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
         if are_rows_adapted():
             return cast(Tensor, self.layer(hidden_states, **kwargs))
-        mixed = self._mix(torch.ops.twostep.norm_and_project(*self._before, hidden_states))
-        return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, mixed))
+        return cast(Tensor, self._run_after(hidden_states, self._mix(self._run_before(hidden_states))))
 
 
 def _kernel_layer(module: nn.Module) -> nn.Module | None:

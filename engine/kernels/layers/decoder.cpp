@@ -1,4 +1,4 @@
-// Decoder layers without Python between two matmuls: one layer in two operators, before and after its attention, or all
+// Decoder layers without Python between two matmuls: one layer in two calls, before and after its attention, or all
 // layers in one, from token ids to the input of the head. They call the operators that the plain path calls from
 // Python, in the same order; in the latter, a layer's last sum and the norm after it are one pass, too.
 
@@ -115,10 +115,16 @@ at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x
   return (residual + added).unsqueeze(0);
 }
 
-// x [1, T, H] -> [T, N]: a linear layer of the norm of x
-at::Tensor norm_and_project(const Ref<Norm>& norm, const Ref<Linear>& linear, const at::Tensor& x) {
-  return (*linear)((*norm)(x[0]), {});
-}
+// A linear layer of a norm.
+struct NormedLinear : torch::CustomClassHolder {
+  Ref<Norm> norm;
+  Ref<Linear> linear;
+
+  NormedLinear(Ref<Norm> norm, Ref<Linear> linear) : norm(std::move(norm)), linear(std::move(linear)) {}
+
+  // x [1, T, H] -> [T, N]
+  at::Tensor run(const at::Tensor& x) const { return (*linear)((*norm)(x[0]), {}); }
+};
 
 // A layer with the parameters of its attention, its part of the KV cache, whose group of layers has block tables of its
 // own, and the number of its rotation.
@@ -294,14 +300,20 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       .def("release", &Linear::release);
   library.class_<Norm>("Norm").def(torch::init<at::Tensor, double, bool, OptionalTensor>());
   library.class_<BeforeAttention>("BeforeAttention")
-      .def(torch::init<OptionalNorm, OptionalNorm, OptionalNorm, Ref<Linear>, int64_t, int64_t, bool, bool>());
+      .def(torch::init<OptionalNorm, OptionalNorm, OptionalNorm, Ref<Linear>, int64_t, int64_t, bool, bool>())
+      .def("run", &before_attention);
+  library.class_<NormedLinear>("NormedLinear")
+      .def(torch::init<Ref<Norm>, Ref<Linear>>())
+      .def("run", &NormedLinear::run);
   library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string, bool>());
   library.class_<Router>("Router")
       .def(torch::init<Ref<Linear>, int64_t, std::string, bool, OptionalTensor, int64_t, int64_t, bool, bool, double,
                        double, double, bool>());
   library.class_<Mixture>("Mixture")
       .def(torch::init<Ref<Router>, Ref<moe::Experts>, std::optional<Ref<Mlp>>, std::optional<Ref<Linear>>>());
-  library.class_<AfterAttention>("AfterAttention").def(torch::init(&after_attention_of));
+  library.class_<AfterAttention>("AfterAttention")
+      .def(torch::init(&after_attention_of))
+      .def("run", &after_attention);
   library.class_<Layer>("Layer").def(
       torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, int64_t, double,
                   std::optional<int64_t>, std::optional<double>, OptionalTensor, int64_t>());
@@ -311,7 +323,4 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
                        std::vector<Ref<Layer>>, Ref<Norm>>())
       .def("linears", [](const Ref<Decoder>& decoder) { return decoder->linears(); })
       .def("run", &run_decoder);
-  library.def("norm_and_project", &norm_and_project);
-  library.def("before_attention", &before_attention);
-  library.def("after_attention", &after_attention);
 }
