@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.attention import cpu, reference
 from engine.attention.kv_cache import LayerCache
-from engine.attention.metadata import AttentionMetadata, AttentionParams
+from engine.attention.metadata import AttentionMetadata, AttentionParams, IndexCall
 from engine.kernels import KernelInfo
 
 __all__ = ["AttentionBackend", "AttentionMetadata", "AttentionParams", "LayerCache", "select_backend"]
@@ -25,6 +25,9 @@ class AttentionBackend(Protocol):
         self, query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams
     ) -> Tensor:
         """Causal attention of each query token over the cached context of its sequence."""
+
+    def choose_slots(self, index: IndexCall, cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """Chooses the positions that each token attends to, where these are not all that it sees."""
 
 
 def select_backend(device: torch.device, kernels: KernelInfo | None) -> AttentionBackend:

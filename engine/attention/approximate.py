@@ -5,9 +5,9 @@ from torch import Tensor
 
 from engine.attention.kv_cache import LayerCache
 from engine.attention.metadata import AttentionMetadata, AttentionParams
-from engine.attention.reference import write_kv
+from engine.attention.reference import choose_slots, write_kv
 
-__all__ = ["paged_attention", "write_kv"]
+__all__ = ["choose_slots", "paged_attention", "write_kv"]
 
 
 def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from engine.attention import reference
 from engine.attention.kv_cache import LayerCache
 from engine.attention.kv_format import KV_DTYPES
-from engine.attention.metadata import AttentionMetadata, AttentionParams
+from engine.attention.metadata import AttentionMetadata, AttentionParams, IndexCall
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -30,6 +30,15 @@ def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadat
         query, *cache, metadata.block_tables, metadata.cu_seqlens_q, metadata.context_lens, *params
     )
     return output
+
+
+def choose_slots(index: IndexCall, cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    """Chooses the positions that each token attends to; see `reference.choose_slots`."""
+    if index.query.dtype not in _KERNEL_DTYPES:
+        return reference.choose_slots(index, cache, metadata)
+    of_batch = metadata.block_tables, metadata.cu_seqlens_q, metadata.context_lens
+    slots: Tensor = torch.ops.twostep.choose_slots(index.query, index.weights, cache, *of_batch, index.num_chosen)
+    return slots
 
 
 def _has_kernel(dtype: torch.dtype, cache: LayerCache) -> bool:

@@ -4,9 +4,12 @@ from torch import Tensor
 
 from engine.attention.kv_cache import LayerCache
 from engine.attention.metadata import AttentionMetadata, AttentionParams
+from engine.attention.reference import choose_slots
 from engine.kernels.cuda.attention import attend_paged, write_rows
 from engine.kernels.cuda.attention_plan import Layer, plan_for
 from engine.kernels.cuda.decode_probe import is_decode_exact
+
+__all__ = ["choose_slots", "paged_attention", "write_kv"]
 
 
 def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:

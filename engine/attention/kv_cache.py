@@ -19,6 +19,19 @@ from engine.host.shared_pages import SharedPages
 
 
 @dataclass(frozen=True, slots=True)
+class VectorShape:
+    """A vector that is kept of each token beside keys and values: the hidden state that an MTP head reads, or the index
+    key of a layer that attends to chosen positions."""
+
+    size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
 class LayerShape:
     """Shape of the key and the value that one attention layer caches per token."""
 
@@ -31,23 +44,14 @@ class LayerShape:
     """Positions that a token sees, its own included; None for all."""
     is_latent: bool = False
     """Whether values are the first numbers of keys, and stored as these alone."""
+    index: VectorShape | None = None
+    """The index key (`engine.attention.sparse`), whose type is the model's, in few bits or not; None without one."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Returns what a token takes in a cache of this type (`engine.attention.kv_format`)."""
         sizes = (self.head_size,) if self.is_latent else (self.head_size, self.head_size_v)
-        return self.num_kv_heads * sum(row_size(size, dtype) for size in sizes) * dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class HiddenShape:
-    """The hidden state that is kept of each token beside keys and values, where an MTP head reads it."""
-
-    size: int
-    dtype: torch.dtype
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.size * self.dtype.itemsize
+        of_index = self.index.bytes_per_token if self.index else 0
+        return self.num_kv_heads * sum(row_size(size, dtype) for size in sizes) * dtype.itemsize + of_index
 
 
 class LayerCache(NamedTuple):
@@ -85,13 +89,16 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        hidden: HiddenShape | None = None,
+        hidden: VectorShape | None = None,
         shared: SharedPages | None = None,
         groups: Sequence[int] = (),
     ) -> None:
         """`shared` is memory that outlives this process, if the cache is to lie there; `groups` has the group of each
         layer, none if all are in one."""
         pages = shared or PrivatePages()
+
+        def vectors(shape: VectorShape | None) -> Tensor | None:
+            return pages.empty((num_blocks, block_size, shape.size), shape.dtype, device) if shape else None
 
         def allocate(layer: LayerShape) -> LayerCache:
             sizes = [row_size(size, dtype) for size in (layer.head_size, layer.head_size_v)]
@@ -111,9 +118,9 @@ class KVCache:
             if place == len(by_place):
                 by_place.append(allocate(layer))
         self.layers = tuple(by_place[place] for place in places_in(self.groups))
-        self.hidden = None
-        if hidden is not None:
-            self.hidden = pages.empty((num_blocks, block_size, hidden.size), hidden.dtype, device)
+        self.index_keys = tuple(vectors(layer.index) for layer in layers)
+        """[num_blocks, block_size, index size] of each layer that has such keys."""
+        self.hidden = vectors(hidden)
         self._shapes = tuple(layers)
         self._pages = PagePrefault(self._tensors(), pages.allocate)
         self._writing = threading.Lock()  # prefault writes to pages what it read there
@@ -121,6 +128,12 @@ class KVCache:
     def of_layer(self, layer: int) -> LayerCache:
         """Returns the cache of the model's layer of this number, which has attention."""
         return self.layers[self._places[layer]]
+
+    def index_keys_of(self, layer: int) -> Tensor:
+        """Returns the index keys [num_blocks, block_size, index size] of the model's layer of this number."""
+        keys = self.index_keys[self._places[layer]]
+        assert keys is not None, "the layer has index keys"
+        return keys
 
     def group_of(self, layer: int) -> int:
         """Returns the group of the model's layer of this number."""
@@ -151,13 +164,14 @@ class KVCache:
     def _tensors(self) -> list[Tensor]:
         own = ([each.keys] if each.is_latent else each for each in self.layers)
         tensors = {id(tensor): tensor for tensor in chain.from_iterable(own)}  # groups share them
-        return [*tensors.values(), *([] if self.hidden is None else [self.hidden])]
+        return [*tensors.values(), *(each for each in (*self.index_keys, self.hidden) if each is not None)]
 
     def of_layers(self, layers: slice) -> "KVCache":
         """Returns the cache of some of the layers, those of the model or of its draft model, and of hidden states. It
         shares their memory, whose pages the whole cache allocates."""
         part = copy.copy(self)
         part.layers, part._shapes, part.groups = self.layers[layers], self._shapes[layers], self.groups[layers]
+        part.index_keys = self.index_keys[layers]
         vars(part).pop("_places", None)
         return part
 
@@ -174,8 +188,8 @@ class KVCache:
         self._pages.map_allocated(last_block)
 
     def block_bytes(self, block_id: int) -> list[np.ndarray]:
-        """Returns a block's memory in all layers, keys before values, and its hidden states, each as bytes [num_bytes]
-        that may be read while no step writes the block. For the CPU only."""
+        """Returns a block's memory in all layers, keys before values, its index keys and its hidden states, each as
+        bytes [num_bytes] that may be read while no step writes the block. For the CPU only."""
         return [tensor[block_id].view(-1).view(torch.uint8).numpy() for tensor in self._tensors()]
 
     def fill_block(self, block_id: int, content: memoryview) -> None:

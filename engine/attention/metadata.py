@@ -33,3 +33,15 @@ class AttentionParams(NamedTuple):
     """Scores become softcap * tanh(score / softcap)."""
     sinks: Tensor | None = None  # [num_heads]
     """One more logit per head, which joins the softmax and has no value."""
+
+
+class IndexCall(NamedTuple):
+    """What decides to which positions each token attends (`engine.attention.sparse`)."""
+
+    query: Tensor  # [num_tokens, num_index_heads, index_size]
+    key: Tensor  # [num_tokens, index_size]
+    weights: Tensor  # [num_tokens, num_index_heads] float32
+    layer: int
+    """The layer that keeps the keys. Layers behind it may attend to the positions that it chose."""
+    num_chosen: int
+    """How many positions a token attends to; all where it sees no more."""

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from engine.attention.kv_cache import LayerCache
 from engine.attention.kv_format import dequantize, is_quantized, quantize, transform_queries, undo_transform
-from engine.attention.metadata import AttentionMetadata, AttentionParams
+from engine.attention.metadata import AttentionMetadata, AttentionParams, IndexCall
 
 _TILE = 64  # keys summed as one tree; tiles are cut at multiples of it, counted from position 0
 _ROWS_AT_ONCE = 8  # query tokens handled together, for the size of intermediate tensors only
@@ -48,6 +48,36 @@ def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadat
         attended = _attend(transform_queries(query), cache, metadata, params)
         return (undo_transform(attended) + 0.0).to(query.dtype)  # no result is -0
     return _attend(query, cache, metadata, params)
+
+
+def choose_slots(index: IndexCall, cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    """Chooses `index.num_chosen` of the positions that each token sees, by the index keys of a layer, `cache`
+    [num_blocks, block_size, index_size].
+
+    A better score comes first, and of equal ones the earlier position; in torch's `topk` these come in any order.
+    Returns slots [num_tokens, num_chosen] int32 in the order of positions; zeros fill rows of tokens that see fewer.
+    """
+    starts, block_size = metadata.cu_seqlens_q.tolist(), cache.shape[1]
+    chosen = []
+    for i, context_len in enumerate(metadata.context_lens.tolist()):
+        table = metadata.block_tables[i, : math.ceil(context_len / block_size)].long()
+        keys = cache[table].flatten(0, 1)[:context_len].float()
+        for token in range(starts[i], starts[i + 1]):
+            num_seen = context_len - starts[i + 1] + token + 1
+            scores = _index_scores(index.query[token].float(), index.weights[token], keys[:num_seen])
+            best = scores.sort(descending=True, stable=True).indices[: index.num_chosen].sort().values
+            slots = table[best // block_size] * block_size + best % block_size
+            chosen.append(functional.pad(slots, (0, index.num_chosen - len(slots))).int())
+    return torch.stack(chosen)
+
+
+def _index_scores(query: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """Scores of one token: query [heads, size], weights [heads], keys [context, size] -> [context]."""
+    scores = []
+    for begin in range(0, len(keys), _TILE):
+        products = _tree_sum(query[:, None] * keys[begin : begin + _TILE], -1).relu()  # [heads, keys of the tile]
+        scores.append(_tree_sum(products * weights[:, None], 0))
+    return torch.cat(scores)
 
 
 def _attend(query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams) -> Tensor:

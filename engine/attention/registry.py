@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from engine.attention.metadata import AttentionParams
+from engine.attention.metadata import AttentionParams, IndexCall
 from engine.weights.latent_heads import LatentHeads
 
 ATTENTION_NAME = "twostep"
@@ -31,6 +31,8 @@ class AttentionCall(NamedTuple):
     is_causal: bool
     is_latent: bool = False
     """Whether the value is the first numbers of the key."""
+    sparse: IndexCall | None = None
+    """None if a token attends to all that it sees."""
 
     def with_tensors(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
         """Returns another call of the same layer, with its constants and these tensors."""
@@ -78,8 +80,11 @@ def _attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
+    indices: IndexCall | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
+    if not isinstance(indices, IndexCall | None):
+        raise TypeError("the positions that it attends to are chosen in a way that is not known here")
     heads, queries = _latent_heads_of(module), query[0].transpose(0, 1)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(
@@ -88,9 +93,10 @@ def _attention(
         value=value[0].transpose(0, 1),
         layer=int(module.layer_idx),  # type: ignore[arg-type]
         params=AttentionParams(scaling, sliding_window, softcap, s_aux),
-        has_mask=attention_mask is not None,
+        has_mask=attention_mask is not None and attention_mask.numel() > 0,
         is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
         is_latent=heads is not None,
+        sparse=indices,
     )
     output = attend(call)
     return (output if heads is None else heads.expand(output))[None], None

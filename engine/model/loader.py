@@ -52,6 +52,7 @@ from engine.model.latent_attention import are_expanded_by, expand_latents, keep_
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import ProbedLayers, layer_shape, probe
+from engine.model.sparse_attention import check_sparse, is_sparse, replace_indexers
 from engine.model.step_work import size_of
 from engine.model.tensor_parallel import check_heads, check_same_weights, cut_modules, leave_weights_stored
 from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
@@ -174,6 +175,7 @@ def _checked_layers(
     """Returns the attention calls and the shapes of the states of all layers, of latents where the model can run over
     these. Raises UnsupportedModelError unless it can run paged."""
     route_recurrent_functions(module)
+    replace_indexers(module)
     is_expanded = device.type != "cpu" or are_expanded_by(config.adapters)
     replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, dtype))
     if not replaced:
@@ -182,6 +184,8 @@ def _checked_layers(
     try:
         layers = _proved_layers(config, module, text_config, device, group)
     except UnsupportedModelError as error:
+        if is_sparse(module):
+            raise
         logger.warning("keys and values of all heads are cached, not latents: %s", error)
     if not group.of_first(layers is not None):
         expand_latents(replaced)
@@ -199,6 +203,7 @@ def _proved_layers(
 ) -> ProbedLayers:
     calls, states = probe(module, text_config, device)
     _check_states(config, states, device)
+    check_sparse(config.model, calls, device, group)
     check_heads(config.model, calls, group)
     if group.is_first:  # it holds for all
         with only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used

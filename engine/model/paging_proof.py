@@ -26,6 +26,7 @@ from engine.mixers.state import StateCache
 from engine.model.first_layers import keep_layers, num_distinct_layers
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.probe import layer_shape, probe
+from engine.model.sparse_attention import replace_indexers
 from engine.runner.forward import TransformersForward
 from engine.runner.model_inputs import build_inputs
 
@@ -38,6 +39,8 @@ MAX_WIDTH = 64
 MAX_WINDOW = 8
 STEPS = ((1, 20), (5, 0), (24, 1), (0, 11), (17, 2), *((1, 1),) * 3)
 """How many tokens of each of the two sequences a step computes."""
+MIN_INDEX_HEADS = 16
+"""Of indexers. With few heads the product of none may be positive: such scores are equal, and torch chooses any."""
 NUM_DRAFTS = 2
 """Draft tokens of each sequence in a step of a single token, as far as its tokens reach."""
 TOLERANCE = 1e-3
@@ -74,6 +77,7 @@ def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latent
     module.set_attn_implementation("eager")
     expected = [_dense(module, token_ids) for token_ids in sequences]
     module.set_attn_implementation(ATTENTION_NAME)
+    replace_indexers(module)
     if with_latents:
         keep_latents(module, torch.float32)
     computed = _paged(module, sequences, steps)
@@ -173,6 +177,8 @@ def _cut(config: PreTrainedConfig, num_layers: int) -> None:
             setattr(config, name, 0)
         elif type(value) is int and not name.endswith("layers"):
             setattr(config, name, min(value, _limit_of(name)))
+    if isinstance(heads := getattr(config, "index_n_heads", None), int):
+        config.index_n_heads = max(heads, MIN_INDEX_HEADS)
 
 
 def _limit_of(name: str) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from engine.attention.kv_cache import LayerShape
+from engine.attention.kv_cache import LayerShape, VectorShape
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.host.available_memory import is_memory_shortage
@@ -84,7 +84,10 @@ def _record(module: PreTrainedModel, device: torch.device) -> _Recorder:
 def layer_shape(call: AttentionCall) -> LayerShape:
     """Returns what the layer caches per token."""
     sizes = call.key.shape[1], call.key.shape[2], call.value.shape[2]
-    return LayerShape(*sizes, call.layer, call.params.sliding_window, call.is_latent)
+    index = None
+    if call.sparse is not None and call.sparse.layer == call.layer:
+        index = VectorShape(call.sparse.key.shape[1], call.sparse.key.dtype)
+    return LayerShape(*sizes, call.layer, call.params.sliding_window, call.is_latent, index)
 
 
 def _check_layers(name: str, text_config: PreTrainedConfig, recorder: _Recorder) -> None:
@@ -110,11 +113,15 @@ def check_same(name: str, before: Sequence[AttentionCall], after: Sequence[Atten
     """Raises UnsupportedModelError unless every layer attends to the same, but for rounding."""
     for call, other in zip(before, after, strict=True):
         numbers, others = ((each.layer, *each.params._replace(sinks=None)) for each in (call, other))
-        if numbers != others or not all(map(_is_close, call[:3], other[:3])):
+        if numbers != others or not all(map(_is_close, _tensors_of(call), _tensors_of(other))):
             raise UnsupportedModelError(
                 f"{name} computes something else in layer {call.layer} once its layers are fused: this version of "
                 "transformers is not known well enough. Set TWOSTEP_KERNELS=off, which is slower, or install another."
             )
+
+
+def _tensors_of(call: AttentionCall) -> tuple[Tensor, ...]:
+    return (*call[:3], *(call.sparse[:3] if call.sparse else ()))
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

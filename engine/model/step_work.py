@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -97,8 +98,12 @@ def _attention_sizes(
 ) -> tuple[AttentionSize, ...]:
     num_bytes, flops, scored_flops = Counter[int | None](), Counter[int | None](), Counter[int | None]()
     for call in calls:
-        sizes = call.key.shape[2] + call.value.shape[2]
-        num_bytes[call.params.sliding_window] += layer_shape(call).bytes_per_token(kv_dtype)
+        shape, sizes = layer_shape(call), call.key.shape[2] + call.value.shape[2]
+        window = call.sparse.num_chosen if call.sparse else call.params.sliding_window
+        num_bytes[window] += replace(shape, index=None).bytes_per_token(kv_dtype)
         is_last = last is not None and call.layer == last.index
-        (scored_flops if is_last else flops)[call.params.sliding_window] += 2 * call.query.shape[1] * sizes
+        (scored_flops if is_last else flops)[window] += 2 * call.query.shape[1] * sizes
+        if call.sparse and shape.index:  # index keys of all positions are read
+            num_bytes[None] += shape.index.bytes_per_token
+            flops[None] += 2 * call.sparse.query.shape[1] * shape.index.size
     return tuple(AttentionSize(window, num_bytes[window], flops[window], scored_flops[window]) for window in num_bytes)

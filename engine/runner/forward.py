@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention import AttentionBackend, AttentionMetadata
+from engine.attention import AttentionBackend, AttentionMetadata, sparse
 from engine.attention.kv_cache import KVCache
+from engine.attention.metadata import IndexCall
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.mixers.draft_step import DraftStep
@@ -199,12 +200,13 @@ def kept_rows(kept: Sequence[int], inputs: ModelInputs) -> Tensor:
 
 
 class _PagedAttention:
-    """Writes each layer's keys and values to the cache, then attends over it."""
+    """Writes each layer's keys and values to the cache, then attends over it, or over what is chosen of it."""
 
     def __init__(self, backend: AttentionBackend, cache: KVCache, groups: Sequence[AttentionMetadata]) -> None:
         self._backend = backend
         self._cache = cache
         self._groups = groups
+        self._chosen: AttentionMetadata | None = None  # where the last layer that chose positions has each token attend
 
     def attend(self, call: AttentionCall) -> Tensor:
         cache, metadata = self._cache.of_layer(call.layer), self._groups[self._cache.group_of(call.layer)]
@@ -214,7 +216,20 @@ class _PagedAttention:
                 f"Layer {call.layer} sees a window of {call.params.sliding_window} tokens, and saw one of {window}."
             )
         self._backend.write_kv(call.key, call.value, cache, metadata.slot_mapping)
+        if call.sparse is not None:
+            if call.sparse.layer == call.layer:
+                self._chosen = self._choose(call.sparse, metadata)
+            if self._chosen is not None:
+                cache, metadata = sparse.as_single_positions(cache), self._chosen
         return self._backend.paged_attention(call.query, cache, metadata, call.params)
+
+    def _choose(self, index: IndexCall, metadata: AttentionMetadata) -> AttentionMetadata | None:
+        """Writes index keys; returns None if every token attends to all that it sees, which is the same bits."""
+        keys = self._cache.index_keys_of(index.layer)
+        sparse.write_index_keys(index.key, keys, metadata.slot_mapping)
+        if metadata.max_context_len <= index.num_chosen:
+            return None
+        return sparse.attending_to(self._backend.choose_slots(index, keys, metadata), metadata)
 
 
 class _SlottedStates:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.attention.kv_cache import HiddenShape, LayerShape, bytes_per_block
+from engine.attention.kv_cache import LayerShape, VectorShape, bytes_per_block
 from engine.core.machine import ModelSize
 from engine.mixers.state import StateShape
 from engine.runner.forward import HeadInput
@@ -71,9 +71,9 @@ class LoadedModel:
         return self.draft is not None and self.draft.join is not None
 
     @property
-    def kept_hidden(self) -> HiddenShape | None:
+    def kept_hidden(self) -> VectorShape | None:
         """The hidden states that the KV cache keeps, for a head."""
-        return HiddenShape(self.hidden_size, self.dtype) if self.has_head else None
+        return VectorShape(self.hidden_size, self.dtype) if self.has_head else None
 
     def bytes_per_block(self, block_size: int, groups: Sequence[int] = ()) -> int:
         """Returns the bytes that a block of the KV cache takes, over all layers and with hidden states, or if the

@@ -62,6 +62,12 @@ _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], **_WINDOW}
 _GPT = {"num_key_value_heads": 4}
 
+_DSA = {
+    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+    **{"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    **{"index_topk": 8, "index_head_dim": 20, "index_n_heads": 16, **_MOE},
+}
+
 # name -> (config class, its own settings)
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
@@ -183,9 +189,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron": ("NemotronConfig", {"head_dim": 12}),
     "arcee": ("ArceeConfig", {"mlp_bias": True}),
+    "deepseek_v32": ("DeepseekV32Config", _DSA),
+    "glm_moe_dsa": ("GlmMoeDsaConfig", {"indexer_types": ["full", "shared", "full"], **_DSA}),
 }
 WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba"})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
+SPARSE = frozenset({"deepseek_v32", "glm_moe_dsa"})
+"""Those with attention to 8 chosen positions, which one rank computes."""
 ALIKE = frozenset(
     (
         "gemma1",

@@ -34,6 +34,7 @@ from engine.model.known.linears import is_known_linear, parts_of_linear
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe
+from engine.model.sparse_attention import replace_indexers
 from engine.model.step_work import size_of
 from engine.model.text_part import TEXT_PART_NAMES
 from engine.runner.forward import HeadInput
@@ -154,6 +155,7 @@ def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: M
     if model.device.type == "cpu" and model.has_kernels:
         fuse_rms_norms(join, model.dtype)
     text_config = module.config.get_text_config(decoder=True)
+    replace_indexers(module)
     if has_latents(model.module):
         keep_latents(module, model.kv_dtype)
     calls, states = probe(module, text_config, model.device)

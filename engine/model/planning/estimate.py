@@ -19,6 +19,7 @@ from engine.model.first_layers import num_distinct_layers
 from engine.model.latent_attention import keep_latents
 from engine.model.loader import read_hf_config
 from engine.model.probe import layer_shape, probe_layers
+from engine.model.sparse_attention import replace_indexers
 from engine.model.step_work import size_of
 from engine.runner.window_groups import groups_of_layers
 
@@ -63,6 +64,7 @@ def _estimate(config: EngineConfig) -> Estimate:
         module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     module.eval()
     route_recurrent_functions(module)
+    replace_indexers(module)
     keep_latents(module, dtype)
     text_config = hf_config.get_text_config(decoder=True)
     calls = probe_layers(module, text_config, device)

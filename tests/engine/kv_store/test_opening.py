@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from engine.attention.kv_cache import HiddenShape, KVCache, LayerShape
+from engine.attention.kv_cache import KVCache, LayerShape, VectorShape
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.host import code_digest
@@ -19,7 +19,7 @@ from tests.engine.fakes import fake_info
 
 
 def cache(
-    block_size: int = 4, dtype: torch.dtype = torch.bfloat16, num_blocks: int = 4, hidden: HiddenShape | None = None
+    block_size: int = 4, dtype: torch.dtype = torch.bfloat16, num_blocks: int = 4, hidden: VectorShape | None = None
 ) -> KVCache:
     return KVCache([LayerShape(2, 8, 8)], num_blocks, block_size, dtype, torch.device("cpu"), hidden)
 
@@ -55,7 +55,7 @@ def test_what_changes_no_bit_changes_no_fingerprint() -> None:
         lambda: fingerprint_of(quantization="int8"),
         lambda: fingerprint_of(kv=cache(block_size=8)),
         lambda: fingerprint_of(kv=cache(dtype=torch.float16)),
-        lambda: fingerprint_of(kv=cache(hidden=HiddenShape(8, torch.bfloat16))),
+        lambda: fingerprint_of(kv=cache(hidden=VectorShape(8, torch.bfloat16))),
         lambda: fingerprint_of(trust_remote_code=True),
     ],
     ids=[
