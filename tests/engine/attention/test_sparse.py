@@ -71,7 +71,7 @@ def test_of_equal_scores_the_earlier_position_comes_first(backend: Any) -> None:
     """Scores of 0, of either sign, and of NaN are no exception."""
     metadata = make_metadata((1,), (70,))
     index, cache = make_index(1, torch.float32)
-    (table, num_seen), slots = rows_of(metadata)[0], slots_of(*rows_of(metadata)[0])
+    slots = slots_of(*rows_of(metadata)[0])
     index.weights.copy_(index.weights.abs())
     keys = cache.view(-1, SIZE)
     keys[slots] = -index.query[0, 0] * 1e3

@@ -1,0 +1,134 @@
+"""Models with sparse attention: what their cache holds, that the proof sees wrong choices, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention import approximate, registry, sparse
+from engine.attention.kv_cache import LayerShape, VectorShape, bytes_per_block
+from engine.attention.metadata import IndexCall
+from engine.core.errors import ConfigError, UnsupportedModelError
+from engine.model import sparse_attention
+from engine.model.latent_attention import keep_latents
+from engine.model.paging_proof import prove_paging
+from engine.model.planning.estimate import estimate
+from engine.model.sparse_attention import check_sparse, replace_indexers
+from engine.runner.loaded_model import LoadedModel
+from engine.weights.rank_group import ALONE
+from tests.engine.tiny_architectures import tiny_config, tiny_model
+from tests.engine.tiny_models import load_tiny, make_checkpoint, tiny_engine
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]  # of transformers' code
+
+KEY = VectorShape(20, torch.float32)
+
+
+@pytest.fixture
+def proved() -> Callable[[], None]:
+    """Returns what proves a model of two layers, as it is loaded."""
+    registry.register()
+    model = tiny_model("glm_moe_dsa", {"indexer_types": ["full", "shared"] * 2})
+    replace_indexers(model)
+    keep_latents(model, torch.float32)
+    return lambda: prove_paging(model, 512)
+
+
+def test_the_cache_has_the_index_keys_of_layers_that_choose(tiny_model: Callable[..., LoadedModel]) -> None:
+    model = tiny_model("glm_moe_dsa")
+    assert [layer.index for layer in model.layers] == [KEY, None, KEY]
+    cache = tiny_engine(model, num_blocks=8, block_size=4)._runner._runner._cache
+    assert [keys is not None and tuple(keys.shape) for keys in cache.index_keys] == [(8, 4, 20), False, (8, 4, 20)]
+    assert cache.num_bytes == 8 * bytes_per_block(model.layers, 4, torch.float32) == 8 * 4 * 4 * (3 * 24 + 2 * 20)
+    assert sum(part.nbytes for part in cache.block_bytes(0)) == cache.num_bytes // 8
+
+
+def test_index_keys_keep_the_type_of_the_model() -> None:
+    shape = LayerShape(1, 576, 512, is_latent=True, index=VectorShape(128, torch.bfloat16))
+    assert bytes_per_block([shape], 16, torch.bfloat16) == 16 * (576 + 128) * 2
+    assert bytes_per_block([shape], 16, torch.int8) == 16 * (576 + 18 * 2 + 128 * 2)
+
+
+def test_a_plan_counts_index_keys(tmp_path: Path) -> None:
+    tiny_config("deepseek_v32").save_pretrained(tmp_path)
+    told = estimate(str(tmp_path))
+    assert told.kv_block_bytes == 16 * 4 * (16 + 8 + 128) * 2
+    assert {each.window: each.bytes_per_token for each in told.size.attention} == {8: 4 * 24 * 2, None: 4 * 128 * 2}
+
+
+def test_the_proof_passes_what_is_right(proved: Callable[[], None]) -> None:
+    proved()
+
+
+def one_too_few(index: IndexCall, *args: Any) -> torch.Tensor:
+    slots = chosen(index._replace(num_chosen=index.num_chosen - 1), *args)
+    return torch.nn.functional.pad(slots, (0, 1))
+
+
+def without_weights(index: IndexCall, *args: Any) -> torch.Tensor:
+    return chosen(index._replace(weights=torch.ones_like(index.weights)), *args)
+
+
+chosen = approximate.choose_slots
+
+
+@pytest.mark.parametrize("wrong", [one_too_few, without_weights])
+def test_the_proof_refuses_a_wrong_choice(
+    wrong: Callable[..., torch.Tensor], proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approximate, "choose_slots", wrong)
+    with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
+        proved()
+
+
+def test_the_proof_refuses_index_keys_that_are_not_kept(
+    proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "write_index_keys", lambda keys, cache, slots: cache.view(-1, 128)[slots].copy_(keys))
+    with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
+        proved()
+
+
+def test_the_proof_refuses_index_keys_that_are_not_rotated(
+    proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse_attention, "_rotation_of", lambda *_: lambda query, key, *_, **__: (query, key))
+    with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
+        proved()
+
+
+def test_what_chooses_in_another_way_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"HYV4ForCausalLM chooses the positions .* not known here"):
+        replace_indexers(tiny_model("hy_v4"))
+
+
+class TwoRanks:
+    size = 2
+
+
+def test_it_is_refused_where_it_cannot_be_computed() -> None:
+    calls = [call_with_index(is_latent=True)]
+    check_sparse("it", calls, torch.device("cpu"), ALONE)
+    with pytest.raises(UnsupportedModelError, match="on the CPU only"):
+        check_sparse("it", calls, torch.device("cuda"), ALONE)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: it has sparse attention, which one rank computes"):
+        check_sparse("it", calls, torch.device("cpu"), TwoRanks())  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModelError, match="needs latents in the KV cache"):
+        check_sparse("it", [call_with_index(is_latent=False)], torch.device("cpu"), ALONE)
+
+
+def call_with_index(is_latent: bool) -> Any:
+    class Call:
+        sparse = object()
+
+    Call.is_latent = is_latent  # type: ignore[attr-defined]
+    return Call()
+
+
+def test_a_cache_that_cannot_hold_latents_is_refused(tmp_path: Path) -> None:
+    """Latents of 16 numbers cannot be rounded apart from what follows them."""
+    path = make_checkpoint("deepseek_v32", tmp_path)
+    with pytest.raises(UnsupportedModelError, match="leave out --kv-cache-dtype"):
+        load_tiny(path, kv="int8")
