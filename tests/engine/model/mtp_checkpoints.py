@@ -60,7 +60,7 @@ MIMO = {
 }
 KINDS = {
     **{"deepseek_v3": DEEPSEEK, "glm4_moe": DEEPSEEK, "mellum": QWEN, "llama": DEEPSEEK, "qwen2": MIMO},
-    **{"qwen3_5": QWEN, "qwen3_next": QWEN},
+    **{"qwen3_5": QWEN, "qwen3_next": QWEN, "deepseek_v32": DEEPSEEK},
 }
 """Architecture -> what the parts of its head are called."""
 
