@@ -19,6 +19,7 @@ from server.app import create_app, generation_routes
 from server.banner import UDS_URL, loading_banner, ready_banner, say, url_of
 from server.http.connection import BoundedProtocol, ConnectionLimits
 from server.http.early_refusal import EarlyRefusals
+from server.limits.request_turns import RequestTurns
 from server.limits.retry_throttle import RetryThrottle
 from server.listener import check_certificate, listen, listen_on_file, raise_file_limit
 from server.runtime.backend import OpenBackend
@@ -86,6 +87,7 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         limits=limits,
         early=early,
         retry_throttle=RetryThrottle(),
+        request_turns=RequestTurns(),
         url_prefix=settings.root_path or "",  # uvicorn's root_path would be written before each path
     )
     return uvicorn.Config(

@@ -59,8 +59,8 @@ class RequestRecord:
 
 
 def note_arrival(scope: Scope) -> None:
-    """Stores the arrival time of a request that is delayed before its record is made."""
-    scope.setdefault("state", {})["arrival_s"] = time.monotonic()
+    """Stores the arrival time of a request that is delayed before its record is made; the first one stands."""
+    scope.setdefault("state", {}).setdefault("arrival_s", time.monotonic())
 
 
 def arrival_of(scope: Scope) -> float:

@@ -3,6 +3,7 @@ it."""
 
 import logging
 import math
+from functools import partial
 from typing import Any, cast
 
 from starlette.types import Scope
@@ -12,18 +13,27 @@ from server.core.request_record import note_arrival
 from server.http.early_refusal import EarlyRefusals
 from server.http.raw_response import raw_answer
 from server.http.upgrade_requests import UpgradeProtocol
+from server.limits.request_turns import RequestTurns
 from server.limits.retry_throttle import RetryThrottle
 
 logger = logging.getLogger("twostep.server")
 
 
 class EarlyProtocol(UpgradeProtocol):
-    """A connection whose requests pass the retry throttle and the early refusals."""
+    """A connection whose requests pass the retry throttle, the early refusals and the turns of requests."""
 
-    def __init__(self, *args: Any, early: EarlyRefusals, retry_throttle: RetryThrottle, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        early: EarlyRefusals,
+        retry_throttle: RetryThrottle,
+        request_turns: RequestTurns,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._early = early
         self._retry_throttle = retry_throttle
+        self._request_turns = request_turns
         self._refused_at_s = -math.inf
 
     def on_message_complete(self) -> None:
@@ -45,7 +55,10 @@ class EarlyProtocol(UpgradeProtocol):
         # A client that does not read its responses is answered by a task, which waits for it.
         refusal = None if self.flow.write_paused else self._refusal_of(cycle)
         if refusal is None:
-            super()._start_asgi_task(cycle, app)
+            note_arrival(cast(Scope, cycle.scope))
+            self._request_turns.start(
+                partial(self._early.caller_of, cast(Scope, cycle.scope)), partial(self._begin, cycle, app)
+            )
             return
         self._refused_at_s = self.loop.time()
         self.transport.write(refusal)
@@ -54,6 +67,10 @@ class EarlyProtocol(UpgradeProtocol):
         if not (cycle.keep_alive or cycle.more_body):  # else it is closed when the body has been read
             self.transport.close()
         self.on_response_complete()
+
+    def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not (cycle.disconnected or self.transport.is_closing()):
+            super()._start_asgi_task(cycle, app)
 
     def _refusal_of(self, cycle: RequestResponseCycle) -> bytes | None:
         """Returns the refusal to write, or None. Raises nothing: called by the parser, an error would become a 400, and

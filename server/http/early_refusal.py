@@ -15,7 +15,7 @@ from starlette.types import Scope
 from engine.core.errors import EngineUnavailableError, OverloadedError, TwostepError
 from server.auth.api_keys import NOBODY, ApiKey
 from server.core.errors import error_response
-from server.core.request_record import begin_record, id_headers, record_of
+from server.core.request_record import begin_record, id_headers, peer_of, record_of
 from server.limits.large_bodies import is_large
 from server.middleware.access import report_request
 from server.middleware.auth import key_sent
@@ -47,6 +47,11 @@ class EarlyRefusals:
         except (OverloadedError, EngineUnavailableError) as error:
             return self._refused(scope, key, error)  # in here: kept beyond it, the error and its frame form a cycle
         return None
+
+    def caller_of(self, scope: Scope) -> str:
+        """Returns the name under which the request takes its turns: its API key's, or else its address."""
+        key = None if self._context.keys.is_open else key_sent(scope, self._context.keys)
+        return peer_of(scope["client"]) if key is None else key.name
 
     def _refused(self, scope: Scope, key: ApiKey, error: TwostepError) -> Response:
         begin_record(scope)

@@ -1,6 +1,6 @@
 """Every guard that bounds what one client may cost, in the order in which a request meets them; and those of them that
-belong to no other package: large bodies, the retry throttle, work for clients that left, the memory of answers, write
-timeouts, the error rate limit.
+belong to no other package: large bodies, the retry throttle, the turns of requests, work for clients that left, the
+memory of answers, write timeouts, the error rate limit.
 
 Each entry has the guard's name, what it bounds, and what the client gets beyond the bound; below that, the code and its
 flags. Without a flag, the bound is a constant of that module. A caller is an API key, or an address that sends none.
@@ -31,6 +31,9 @@ Load
   load shedding       the cost of a request that cannot be admitted: it is refused by its head,  429, 503
                       without a task
                       server.http.early_refusal:EarlyRefusals; those of admission control
+  request turns       requests that are started in one turn of the event loop: one, callers by   delay
+                      turns
+                      server.limits.request_turns:RequestTurns
 
 The API key
   authentication      requests without a valid API key                                           401

@@ -1,7 +1,7 @@
 """Load shedding: which requests are refused before they become tasks, with which response, and what is counted."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from engine.core.generation_request import Tenant
 from server.app import generation_routes
 from server.limits import retry_throttle
+from server.limits.request_turns import RequestTurns
 from server.runtime.lifecycle import State
 from tests.server.http.raw_http import answer_to, rest_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
@@ -82,6 +83,22 @@ def test_while_the_engine_restarts_there_is_a_retry_after(server: LiveServer, ta
     assert (early.status_code, early.headers["retry-after"], tasks) == (503, "8", [])
     late = server.post("/v1/completions", b"{}", {"X-Request-Id": "mine", "Origin": "http://a"})
     assert (late.status_code, late.content) == (early.status_code, early.content)
+
+
+def test_what_is_not_refused_takes_the_turn_of_its_key_or_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    callers: list[str] = []
+    start = RequestTurns.start
+
+    def noting_start(self: RequestTurns, caller: Callable[[], str], begin: Callable[[], None]) -> None:
+        callers.append(caller())
+        start(self, caller, begin)
+
+    monkeypatch.setattr(RequestTurns, "start", noting_start)
+    with live_server(api_key=["secret"]) as server:
+        for secret in ("secret", "wrong"):
+            server.post("/v1/completions", b"{}", {"Authorization": f"Bearer {secret}"})
+        server.client.get("/health")
+    assert callers == ["default", "peer 127.0.0.1", "peer 127.0.0.1"]
 
 
 def break_door(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
