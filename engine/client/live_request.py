@@ -29,7 +29,7 @@ _STALLED_S = 1.0
 """How much newer than the oldest unread update the newest one is when the reader counts as stalled."""
 
 
-class TimedUpdate(msgspec.Struct, frozen=True):
+class TimedUpdate(msgspec.Struct, frozen=True, gc=False):
     """A request's update from one step; `time_s` is when its tokens came to exist."""
 
     update: RequestUpdate

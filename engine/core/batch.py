@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from engine.core.sampling_params import SamplingParams
 
 
@@ -151,9 +153,12 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position, under the model's own distribution (before penalties and temperature)."""
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """Log-probabilities at one position, under the model's own distribution (before penalties and temperature).
+
+    A million of them may wait for a reader, so the garbage collector, whose pauses hold up all streams, does not look
+    at them: what consists of numbers is in no cycle.
+    """
 
     token_id: int
     logprob: float

@@ -100,7 +100,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class FirstTokenInfo(msgspec.Struct, frozen=True):
+class FirstTokenInfo(msgspec.Struct, frozen=True, gc=False):
     """Facts about a request's prefill, sent once per request, with its first token (or its end, if it has none)."""
 
     first_scheduled_s: float | None
@@ -110,8 +110,9 @@ class FirstTokenInfo(msgspec.Struct, frozen=True):
     """Log-probabilities of prompt tokens 1, 2, ..., if requested, as `engine.core.prompt_logprobs` packs them."""
 
 
-class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one step generated for one request, and how the request ended if it did."""
+class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What one step generated for one request, and how the request ended if it did. It may wait for a reader for long,
+    as `TokenLogprobs` may."""
 
     request_id: str
     token_ids: list[int] = []

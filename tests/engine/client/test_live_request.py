@@ -1,6 +1,7 @@
 """What becomes of the engine's updates of one request: outputs, timings, and the message for a new engine process."""
 
 import asyncio
+import gc
 from typing import Any
 
 import msgspec
@@ -72,6 +73,19 @@ def to_the_end(live: LiveRequest, *updates: TimedUpdate) -> list[RequestOutput]:
 
 def logprob(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -1.0, 1, ())
+
+
+def test_the_garbage_collector_looks_at_little_of_what_waits_for_a_reader() -> None:
+    """Its pauses are as long as it looks at much: at two lists a token, of ids and of scores."""
+    live, num_tokens = live_request(logprobs=5), 1000
+    score = TokenLogprobs(1, -1.0, 1, tuple((number, -1.0) for number in range(5)))
+    encoded = msgspec.msgpack.encode(RequestUpdate("r/0", [1], [score]))
+    gc.collect()
+    num_before = len(gc.get_objects())
+    for number in range(num_tokens):
+        live.put(TimedUpdate(msgspec.msgpack.decode(encoded, type=RequestUpdate), 12.0 + number))
+    gc.collect()
+    assert len(gc.get_objects()) - num_before < 2.1 * num_tokens
 
 
 def test_scores_of_a_long_prompt_leave_others_their_turns() -> None:
