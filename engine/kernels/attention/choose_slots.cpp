@@ -1,8 +1,8 @@
 // Chooses the positions that sparse attention reads: of those that a token sees, the ones whose index keys score best.
 //
-// A token's score of a position is the sum over heads, in order, of weight * max(0, query . key), each product a sum over
-// the size in order. So it is, bit for bit, a function of the token's queries and weights and of that position's key, and
-// the choice one of the scores: a better score comes first, and of equal ones the earlier position.
+// A score of a position is the sum over heads, in order, of weight * max(0, query . key), and each product a sum over
+// the size in order. So it is, bit for bit, a function of the token's queries and weights and of that position's key,
+// and the choice one of the scores: a better score comes first, and of equal ones the earlier position.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -107,7 +107,8 @@ struct Index {
     }
     static thread_local Scratch<uint64_t> scratch;
     uint64_t* ranks = scratch.get(token.num_seen);
-    for (int64_t position = 0; position < token.num_seen; ++position) ranks[position] = rank(scores[position], position);
+    for (int64_t position = 0; position < token.num_seen; ++position)
+      ranks[position] = rank(scores[position], position);
     std::nth_element(ranks, ranks + count - 1, ranks + token.num_seen, std::greater<uint64_t>());
     std::sort(ranks, ranks + count, [](uint64_t a, uint64_t b) { return uint32_t(a) > uint32_t(b); });
     for (int64_t i = 0; i < count; ++i) slots[i] = slot(token, ~uint32_t(ranks[i]));
