@@ -38,6 +38,7 @@ FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "granitemoehybrid": (  # without experts, and with rotated queries
         {
             "num_local_experts": 0,
+            "residual_multiplier": 0.7,
             "position_embedding_type": "rope",
             "layer_types": ["linear_attention", "full_attention"] * 2,
         },
