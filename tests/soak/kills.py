@@ -3,9 +3,9 @@ that were computed again.
 
     python -m tests.soak.kills --streams 200 --kills 20 --ranks 2
 
-With several ranks, any of them is killed. Starts a server of its own with the embedded model. The exit code is 0 if all
-streams completed with equal tokens, if the server's counters agree, and if one rank computed no more again than each
-stream's last, unfinished block.
+With several ranks, any of them is killed. Starts a server of its own with the embedded model, unless told another. The
+exit code is 0 if all streams completed with equal tokens, if the server's counters agree, and if one rank computed no
+more again than each stream's last, unfinished block, or step of the grid on which recurrent states are kept.
 """
 
 import argparse
@@ -166,7 +166,8 @@ async def soak(arguments: argparse.Namespace) -> list[str]:
         "--tensor-parallel-size": arguments.ranks,
     }
     spare = "--spare-engine" if arguments.spare_engine else "--no-spare-engine"
-    with running_server(*(str(part) for flag in flags.items() for part in flag), spare) as server:
+    model = [arguments.model] if arguments.model else []
+    with running_server(*(str(part) for flag in flags.items() for part in flag), spare, *model) as server:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=None, limits=limits) as client:
             answers = await asyncio.gather(*(stream(client, body) for body in bodies))
@@ -179,7 +180,7 @@ async def soak(arguments: argparse.Namespace) -> list[str]:
             num_known = int(before["twostep_prefix_cache_queries_total"]) + num_before
             num_forgotten = num_known * (await killer if arguments.ranks == 1 else arguments.kills)
             num_unfinished = num_streams + arguments.kills * arguments.streams
-            problems += computed_again(server, before, num_forgotten + BLOCK_SIZE * num_unfinished)
+            problems += computed_again(server, before, num_forgotten + arguments.grid * num_unfinished)
             print(f"{arguments.kills} kills in {time.monotonic() - started_s:.0f} s: {num_tokens} tokens", flush=True)
         if not eventually(server.is_idle):
             problems.append("requests or blocks are left behind")
@@ -189,6 +190,8 @@ async def soak(arguments: argparse.Namespace) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--model", help="checkpoint with a tokenizer (default: the embedded model)")
+    parser.add_argument("--grid", type=int, default=BLOCK_SIZE, help="tokens: 512 for models with recurrent states")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=1, help="processes that compute the model")
