@@ -77,10 +77,10 @@ _Linear = tuple[Sequence[str], Sequence[int], int, Join]
 def _linears_of(layer: LayerParts) -> Iterator[_Linear]:
     """Yields the names, output and input features of the layers that each linear layer of the kernels is made of, in
     the order of `KernelForward.linears`. A single name stands for a layer of the checkpoint that has them all."""
-    attention, feed_forward = layer.attention, layer.feed_forward
+    attention, feed_forward = layer.attention, layer.after.feed_forward
     names = [f"self_attn.{each}" for each in attention.names]
     yield names, _head_columns(attention), attention.query_key_value.in_features, concatenated
-    yield _whole(attention.output, "self_attn.o_proj")
+    yield _whole(layer.after.output, "self_attn.o_proj")
     yield from _linears_of_mlp(feed_forward, "mlp") if isinstance(feed_forward, MlpParts) else _beside(feed_forward)
 
 

@@ -90,14 +90,13 @@ def linear_parts(weight: PackedWeight, bias: Tensor | None) -> LinearParts:
 
 
 class AttentionParts(msgspec.Struct, frozen=True, eq=False):
-    """The attention of one layer: what comes before it and the projection of its output."""
+    """The attention of one layer, and what comes before it."""
 
     norm: NormParts | None
     query_norm: NormParts | None
     """Norm of each head of queries, or of all together."""
     key_norm: NormParts | None
     query_key_value: LinearParts
-    output: LinearParts
     num_heads: int
     num_kv_heads: int
     layer: int
@@ -190,10 +189,15 @@ class AfterParts(msgspec.Struct, frozen=True, eq=False):
     """The last projection of attention."""
     norm: NormParts | None
     feed_forward: MlpParts | MixtureParts
+    """An MLP or a mixture of experts, mostly behind a norm."""
     attention_norm: NormParts | None = None
+    """Norm of what attention adds to the residual, if there is one."""
     feed_forward_norm: NormParts | None = None
+    """Norm of what the MLP or the mixture adds."""
     multiplier: float | None = None
+    """What both are multiplied by before they are added."""
     is_parallel: bool = False
+    """Whether the MLP reads the norm of the layer's input, as attention does."""
 
     def bound(self) -> Any:
         feed_forward = self.feed_forward.bound()
@@ -205,30 +209,16 @@ class AfterParts(msgspec.Struct, frozen=True, eq=False):
 
 
 class LayerParts(msgspec.Struct, frozen=True, eq=False):
-    """One layer: attention, and an MLP or a mixture of experts, mostly behind a norm."""
+    """One layer: attention, and what comes after it."""
 
     attention: AttentionParts
-    norm: NormParts | None
-    feed_forward: MlpParts | MixtureParts
-    attention_norm: NormParts | None = None
-    """Norm of what attention adds to the residual, if there is one."""
-    feed_forward_norm: NormParts | None = None
-    """Norm of what the MLP or the mixture adds."""
-    multiplier: float | None = None
-    """What both are multiplied by before they are added."""
-    is_parallel: bool = False
-    """Whether the MLP reads the norm of the layer's input, as attention does."""
+    after: AfterParts
     rotation: int = 0
     """Which of the decoder's rotary embeddings the layer takes."""
 
-    def bound_after(self) -> Any:
-        """Returns what runs after attention."""
-        added = self.attention_norm, self.feed_forward_norm, self.multiplier, self.is_parallel
-        return AfterParts(self.attention.output, self.norm, self.feed_forward, *added).bound()
-
     def bound(self, cache: KVCache) -> Any:
         """Returns the layer, which attends over its part of the cache."""
-        before, after = self.attention.bound(), self.bound_after()
+        before, after = self.attention.bound(), self.after.bound()
         part, group = cache.of_layer(self.attention.layer), cache.group_of(self.attention.layer)
         return torch.classes.twostep.Layer(before, after, *part, group, *self.attention.params, self.rotation)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.registry import attend
-from engine.model.decoder_parts import AfterParts, AttentionParts, LayerParts, MixtureParts, MlpParts, NormParts
+from engine.model.decoder_parts import AfterParts, AttentionParts, LayerParts, NormParts
 from engine.model.fused_layer import FusedDecoderLayer, LayerNorms
 from engine.model.fused_modules import (
     FusedAttention,
@@ -41,7 +41,7 @@ class KernelDecoderLayer(nn.Module):
         super().__init__()
         self.layer, self.parts = layer, _parts_of(layer)
         # Called as operators with an object, torch throws and catches two exceptions.
-        self._run_before, self._run_after = self.parts.attention.bound().run, self.parts.bound_after().run
+        self._run_before, self._run_after = self.parts.attention.bound().run, self.parts.after.bound().run
         attention = cast(FusedAttention, layer.self_attn)
         self._call, self._query_scales_of = attention.call, attention.query_scales_of
 
@@ -91,14 +91,12 @@ class KernelRecurrentLayer(nn.Module):
     def __init__(self, layer: FusedDecoderLayer) -> None:
         super().__init__()
         self.layer = layer
-        mixer, norms = cast(FusedRecurrent, layer.mixer), _norms_of(layer)
-        norm, projection = cast(NormParts, norms.attention).bound(), parts_of_linear(mixer.in_proj).bound()
+        mixer = cast(FusedRecurrent, layer.mixer)
+        norm = cast(NormParts, _optional_norm_parts(layer.norms.attention)).bound()
+        projection = parts_of_linear(mixer.in_proj).bound()
         self._run_before = torch.classes.twostep.NormedLinear(norm, projection).run
         self._mix = mixer.mix
-        added = norms.attended, norms.added, layer.form.multiplier, layer.form.is_parallel
-        self._run_after = (
-            AfterParts(parts_of_linear(mixer.out_proj), norms.mlp, _feed_forward(layer), *added).bound().run
-        )
+        self._run_after = _after_parts(layer, mixer.out_proj).bound().run
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
         if are_rows_adapted():
@@ -131,13 +129,12 @@ def _is_attention_known(attention: nn.Module) -> bool:
 
 
 def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
-    attention, norms = cast(FusedAttention, layer.self_attn), _norms_of(layer)
+    attention = cast(FusedAttention, layer.self_attn)
     attention_parts = AttentionParts(
-        norms.attention,
+        _optional_norm_parts(layer.norms.attention),
         _optional_norm_parts(attention.q_norm),
         _optional_norm_parts(attention.k_norm),
         parts_of_linear(attention.qkv_proj),
-        parts_of_linear(attention.o_proj),
         attention.num_heads,
         attention.num_kv_heads,
         attention.call.layer,
@@ -146,17 +143,15 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         attention.rotation.norms_last,
         attention.names,
     )
-    added = norms.attended, norms.added, layer.form.multiplier
-    return LayerParts(attention_parts, norms.mlp, _feed_forward(layer), *added, layer.form.is_parallel)
+    return LayerParts(attention_parts, _after_parts(layer, attention.o_proj))
 
 
-def _feed_forward(layer: FusedDecoderLayer) -> MlpParts | MixtureParts:
-    return mlp_parts(layer.ffn) if isinstance(layer.ffn, FusedMLP) else mixture_parts(layer.ffn)
-
-
-def _norms_of(layer: FusedDecoderLayer) -> LayerNorms:
-    """Returns the parts of the layer's norms, None where it has none."""
-    return LayerNorms(*map(_optional_norm_parts, layer.norms))
+def _after_parts(layer: FusedDecoderLayer, output: nn.Module) -> AfterParts:
+    """Returns the parts behind the layer's mixer, whose last projection is `output`."""
+    norms, form = LayerNorms(*map(_optional_norm_parts, layer.norms)), layer.form
+    ffn = mlp_parts(layer.ffn) if isinstance(layer.ffn, FusedMLP) else mixture_parts(layer.ffn)
+    added = norms.attended, norms.added, form.multiplier, form.is_parallel
+    return AfterParts(parts_of_linear(output), norms.mlp, ffn, *added)
 
 
 def norm_parts(norm: FusedNorm) -> NormParts:
