@@ -7,13 +7,12 @@ tokens in uneven chunks, two sequences in one batch, and then one by one, before
 """
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from engine.attention import approximate
 from engine.attention.kv_cache import KVCache
@@ -23,24 +22,19 @@ from engine.core.errors import UnsupportedModelError, reason_of
 from engine.core.sampling_params import SamplingParams
 from engine.host.available_memory import is_memory_shortage
 from engine.mixers.state import StateCache
-from engine.model.first_layers import keep_layers, num_distinct_layers
+from engine.model.first_layers import num_distinct_layers
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.probe import layer_shape, probe
+from engine.model.small_copy import cut_config, randomize
 from engine.model.sparse_attention import replace_indexers
 from engine.runner.forward import TransformersForward
 from engine.runner.model_inputs import build_inputs
 
-__all__ = ["prove_paging", "randomize"]
+__all__ = ["TOLERANCE", "prove_paging"]
 
 BLOCK_SIZE = 8
-NUM_VOCAB = 256
-MAX_WIDTH = 64
-"""Of each MLP and expert. Attention and the residual stream keep their widths, which depend on one another."""
-MAX_WINDOW = 8
 STEPS = ((1, 20), (5, 0), (24, 1), (0, 11), (17, 2), *((1, 1),) * 3)
 """How many tokens of each of the two sequences a step computes."""
-MIN_INDEX_HEADS = 16
-"""Of indexers. With few heads the product of none may be positive: such scores are equal, and torch chooses any."""
 NUM_DRAFTS = 2
 """Draft tokens of each sequence in a step of a single token, as far as its tokens reach."""
 TOLERANCE = 1e-3
@@ -164,48 +158,6 @@ def _small_copy(module: PreTrainedModel) -> PreTrainedModel:
 
 def _build(module: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     config = copy.deepcopy(module.config)
-    _cut(config.get_text_config(decoder=True), num_layers)
+    cut_config(config.get_text_config(decoder=True), num_layers)
     with torch.device("cpu"):
         return type(module)(config)
-
-
-def _cut(config: PreTrainedConfig, num_layers: int) -> None:
-    """Cuts a text model's configuration in place."""
-    keep_layers(config, num_layers)
-    for name, value in [*vars(config).items()]:
-        if name.endswith("token_id") and value is not None:
-            setattr(config, name, 0)
-        elif type(value) is int and not name.endswith("layers"):
-            setattr(config, name, min(value, _limit_of(name)))
-    if isinstance(heads := getattr(config, "index_n_heads", None), int):
-        config.index_n_heads = max(heads, MIN_INDEX_HEADS)
-
-
-def _limit_of(name: str) -> float:
-    """Returns how large the number of this name may stay."""
-    if name == "vocab_size":
-        return NUM_VOCAB
-    if name.endswith(("sliding_window", "index_topk", "index_block_size")):
-        return MAX_WINDOW
-    if name.endswith("index_topk_blocks"):
-        return 2
-    return MAX_WIDTH if name.endswith(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")) else math.inf
-
-
-def randomize(module: nn.Module) -> None:
-    """Sets all weights to numbers with which each layer adds about as much as it gets.
-
-    Those that the model's code has drawn are scaled, which is faster than to draw them again.
-    """
-    generator = torch.Generator().manual_seed(0)
-    embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
-    for parameter in module.parameters():
-        if parameter.dim() < 2:
-            parameter.add_(torch.empty_like(parameter).normal_(generator=generator), alpha=0.1)
-            continue
-        std = 1.0 if id(parameter) in embeddings else max(1, parameter.shape[-1]) ** -0.5
-        own = float(parameter[:1].std()) if parameter[:1].numel() > 1 else 0.0
-        if own > 0:
-            parameter.mul_(std / own)
-        else:
-            parameter.normal_(std=std, generator=generator)

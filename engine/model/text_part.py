@@ -3,20 +3,22 @@
 Of each kind that is listed here, the text model was found to compute what the whole model computes of a text.
 """
 
-from typing import TYPE_CHECKING
+from transformers import PreTrainedConfig
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from engine.model.plain_type import as_plain_type
 
 __all__ = ["TEXT_PART_NAMES", "has_text_part", "text_part_of"]
 
 _WHOLE_MODELS = frozenset(
     (
-        *("aria", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "hyperclovax_vision_v2", "idefics2", "idefics3"),
-        *("internvl", "janus", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llava", "llava_next", "llava_next_video"),
-        *("llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "mistral3", "nemotron_h_omni", "ovis2"),
-        *("paligemma", "pp_chart2table", "qwen3_5", "qwen3_5_moe", "shieldgemma2", "smolvlm", "video_llama_3"),
-        *("video_llava", "vipllava"),
+        *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5"),
+        *("gemma3", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glmga"),
+        *("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "kimi_k25"),
+        *("lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision"),
+        *("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "mistral3", "nemotron_h_omni", "ovis2", "paligemma"),
+        *("pp_chart2table", "qwen2_5_vl", "qwen2_vl", "qwen3_5"),
+        *("qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "shieldgemma2", "smolvlm"),
+        *("video_llama_3", "video_llava", "vipllava"),
     )
 )
 TEXT_PART_NAMES = {
@@ -28,14 +30,15 @@ TEXT_PART_NAMES = {
 """Pattern of a tensor's name in a multimodal checkpoint -> what takes its place in that of a text model."""
 
 
-def has_text_part(config: "PreTrainedConfig") -> bool:
+def has_text_part(config: PreTrainedConfig) -> bool:
     """Whether the configuration is that of a multimodal model whose text part is known to be a model of its own."""
     return config.model_type in _WHOLE_MODELS
 
 
-def text_part_of(config: "PreTrainedConfig") -> "PreTrainedConfig":
-    """Returns the text model's configuration; whether it has a head of its own is said by the whole one."""
+def text_part_of(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the text model's configuration; whether it has a head of its own is said by the whole one. Raises
+    UnsupportedModelError."""
     text_config = config.get_text_config(decoder=True)
-    own = text_config.tie_word_embeddings
+    own = getattr(text_config, "tie_word_embeddings", True)
     text_config.tie_word_embeddings = getattr(config, "tie_word_embeddings", own)
-    return text_config
+    return as_plain_type(text_config)

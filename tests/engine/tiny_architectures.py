@@ -47,6 +47,19 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 16},
     "zaya": {"num_experts_per_tok": 1},
 }
+_AXES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+_CHANGES |= {
+    kind: {"rope_parameters": _AXES}
+    for kind in ("glm46v", "glm4v", "glmga", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+}
+_CHANGES["glm4v_moe"] = {"rope_parameters": {**_AXES, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}}
+_CHANGES |= {
+    kind: {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "per_layer_config": {index: {"head_dim": 32} for index in (1, 3)},
+    }
+    for kind in ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
+}
 _LATENT = {"num_key_value_heads": NUM_HEADS, "head_dim": 8}  # of one latent vector for all heads
 
 

@@ -15,7 +15,7 @@ from engine.checkpoint.gguf.block_types import BLOCK_TYPES
 from engine.checkpoint.gguf.blocks import BlockCodec
 from engine.checkpoint.stored_tensor import StoredTensor
 from engine.kernels import load_kernels
-from engine.model.paging_proof import randomize
+from engine.model.small_copy import randomize
 from tests.engine.checkpoint.gguf_files import stored, write_gguf
 from tests.engine.golden_tokens import generate, generated, prompts
 from tests.engine.tiny_architectures import tiny_model

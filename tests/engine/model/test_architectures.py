@@ -9,7 +9,7 @@ import pytest
 
 from engine.core.errors import ModelError, UnsupportedModelError
 from engine.kernels import load_kernels
-from engine.model.paging_proof import randomize
+from engine.model.small_copy import randomize
 from tests.engine.served_answers import answers_of, documented_types, engine_over, generate, make_prompts
 from tests.engine.tiny_architectures import CAUSAL_TYPES, tiny_model
 

@@ -13,8 +13,8 @@ from engine.core.errors import AdapterError
 from engine.engine import Engine
 from engine.model import latent_attention
 from engine.model.loader import load_model
-from engine.model.paging_proof import randomize
 from engine.model.planning.estimate import estimate
+from engine.model.small_copy import randomize
 from engine.weights.latent_heads import LatentHeads
 from tests.engine.logit_errors import reference_logits, relative_error, runner_logits
 from tests.engine.served_answers import answers_of, engine_over, generate, make_prompts

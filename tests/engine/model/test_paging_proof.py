@@ -18,7 +18,8 @@ from engine.mixers.draft_step import DraftStep
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.metadata import StateMetadata
 from engine.model.loader import load_model
-from engine.model.paging_proof import prove_paging, randomize
+from engine.model.paging_proof import prove_paging
+from engine.model.small_copy import randomize
 from tests.engine.tiny_architectures import tiny_model
 
 EQUAL: dict[str, dict[str, Any]] = {

@@ -1,0 +1,111 @@
+"""Text parts of multimodal models whose type transformers knows no language model of, served as one of a plain type.
+
+Their positions have several axes, one for a text and others for the places of an image. In a text all axes are equal,
+and what is left is a rotation like any other: Qwen3-VL computes what Qwen3 does. That it does is not believed: at each
+load a small copy of either, with the same random weights, reads the same tokens.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine.core.errors import UnsupportedModelError, reason_of
+from engine.host.available_memory import is_memory_shortage
+from engine.model.first_layers import num_distinct_layers
+from engine.model.small_copy import cut_config, randomize
+
+__all__ = ["as_plain_type"]
+
+NUM_TOKENS = 48
+TOLERANCE = 1e-5
+"""Of the largest number. What sums in another order differ by is less."""
+_OF_AXES = ("mrope_section", "mrope_interleaved")
+
+
+class _PlainType(NamedTuple):
+    """A type of language models, and what its configuration has to say for it to compute what another type does."""
+
+    name: str
+    settings: Mapping[str, Any] = {}
+    conversions: str | None = None
+    """Type of the whole model, if transformers knows how its tensors are to be changed after reading."""
+
+
+_PLAIN_TYPES = {
+    "glm4v_moe_text": _PlainType("glm4_moe"),
+    "glm4v_text": _PlainType("glm4", {"attention_bias": True}),
+    "qwen2_5_vl_text": _PlainType("qwen2"),
+    "qwen2_vl_text": _PlainType("qwen2"),
+    "qwen3_vl_moe_text": _PlainType("qwen3_moe", {"norm_topk_prob": True}, "qwen3_vl_moe"),
+    "qwen3_vl_text": _PlainType("qwen3"),
+}
+
+
+def as_plain_type(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the configuration of a language model that computes what the text model with `config` does: the same one
+    unless its type is listed here. Raises UnsupportedModelError if it computes something else."""
+    plain_type = _PLAIN_TYPES.get(config.model_type)
+    if plain_type is None:
+        return config
+    plain = _converted(config, plain_type)
+    try:
+        is_same = _compute_the_same(config, plain)
+    except Exception as error:  # models' code raises anything
+        if is_memory_shortage(error):
+            raise
+        raise UnsupportedModelError(
+            f"{config.model_type} cannot be served as {plain_type.name}: {type(error).__name__}: {reason_of(error)}"
+        ) from error
+    if not is_same:
+        raise UnsupportedModelError(
+            f"{config.model_type} with these settings computes something else than {plain_type.name}, as which its "
+            "text part would be served."
+        )
+    if plain_type.conversions is not None:
+        _read_as(plain_type.conversions, plain_type.name)
+    return plain
+
+
+def _converted(config: PreTrainedConfig, plain_type: _PlainType) -> PreTrainedConfig:
+    values = config.to_dict() | plain_type.settings
+    rotations = values["rope_parameters"]
+    values["rope_parameters"] = {"partial_rotary_factor": 1.0} | {
+        name: value for name, value in rotations.items() if name not in _OF_AXES
+    }
+    values.setdefault("head_dim", config.hidden_size // config.num_attention_heads)
+    del values["model_type"]
+    return CONFIG_MAPPING[plain_type.name](**values)
+
+
+def _read_as(whole: str, plain: str) -> None:
+    """Lets language models of type `plain` be read from checkpoints of type `whole`, too: they may hold experts with
+    rows and columns exchanged, and of each the shape tells."""
+    conversions = [each for kind in (plain, whole) for each in get_checkpoint_conversion_mapping(kind) or ()]
+    register_checkpoint_conversion_mapping(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[plain], conversions, overwrite=True)
+
+
+@torch.inference_mode()
+def _compute_the_same(config: PreTrainedConfig, plain: PreTrainedConfig) -> bool:
+    """Whether small models with these configurations and the same weights give the same hidden states."""
+    with torch.device("meta"):
+        num_layers = num_distinct_layers(AutoModel.from_config(plain))
+    one, other = (_small_model(each, num_layers) for each in (config, plain))
+    randomize(one)
+    other.load_state_dict(one.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(one.config.vocab_size, (1, NUM_TOKENS), generator=generator)
+    expected, computed = (each(input_ids=token_ids, use_cache=False).last_hidden_state for each in (one, other))
+    return bool((expected - computed).abs().max() <= TOLERANCE * expected.abs().max())  # NaN is not
+
+
+def _small_model(config: PreTrainedConfig, num_layers: int) -> PreTrainedModel:
+    config = copy.deepcopy(config)
+    cut_config(config, num_layers)
+    with torch.device("cpu"):
+        model: PreTrainedModel = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()

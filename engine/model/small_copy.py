@@ -1,0 +1,60 @@
+"""Small copies of models: a few narrow layers of the same code, with random weights."""
+
+import math
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from engine.model.first_layers import keep_layers
+
+__all__ = ["cut_config", "randomize"]
+
+NUM_VOCAB = 256
+MAX_WIDTH = 64
+"""Of each MLP and expert. Attention and the residual stream keep their widths, which depend on one another."""
+MAX_WINDOW = 8
+MIN_INDEX_HEADS = 16
+"""Of indexers. With few heads the product of none may be positive: such scores are equal, and torch chooses any."""
+
+
+def cut_config(config: PreTrainedConfig, num_layers: int) -> None:
+    """Cuts a text model's configuration, in place, to that of a model of a few narrow layers."""
+    keep_layers(config, num_layers)
+    for name, value in [*vars(config).items()]:
+        if name.endswith("token_id") and value is not None:
+            setattr(config, name, 0)
+        elif type(value) is int and not name.endswith("layers"):
+            setattr(config, name, min(value, _limit_of(name)))
+    if isinstance(heads := getattr(config, "index_n_heads", None), int):
+        config.index_n_heads = max(heads, MIN_INDEX_HEADS)
+
+
+def _limit_of(name: str) -> float:
+    """Returns how large the number of this name may stay."""
+    if name == "vocab_size":
+        return NUM_VOCAB
+    if name.endswith(("sliding_window", "index_topk", "index_block_size")):
+        return MAX_WINDOW
+    if name.endswith("index_topk_blocks"):
+        return 2
+    return MAX_WIDTH if name.endswith(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")) else math.inf
+
+
+def randomize(module: nn.Module) -> None:
+    """Sets all weights to numbers with which each layer adds about as much as it gets.
+
+    Those that the model's code has drawn are scaled, which is faster than to draw them again.
+    """
+    generator = torch.Generator().manual_seed(0)
+    embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    for parameter in module.parameters():
+        if parameter.dim() < 2:
+            parameter.add_(torch.empty_like(parameter).normal_(generator=generator), alpha=0.1)
+            continue
+        std = 1.0 if id(parameter) in embeddings else max(1, parameter.shape[-1]) ** -0.5
+        own = float(parameter[:1].std()) if parameter[:1].numel() > 1 else 0.0
+        if own > 0:
+            parameter.mul_(std / own)
+        else:
+            parameter.normal_(std=std, generator=generator)
