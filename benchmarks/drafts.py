@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.command import exit_with
 from benchmarks.grammar import EMBEDDED
-from benchmarks.padded_model import MTP_HEAD, save_padded_model
+from benchmarks.padded_model import MTP_HEAD, randomize, save_padded_model
 from engine.assembly import assemble
 from engine.core.config import EngineConfig
 from engine.core.draft import NO_DRAFT, Draft, Drafter
@@ -150,17 +150,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none", help="of the weights")
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES, help="(default: 0 and 0.7)")
     parser.add_argument("--drafts-only", action="store_true", help="have no prompt lookup beside these drafts")
+    parser.add_argument(
+        "--against-none", action="store_true", help="compare with no drafts at all, not even prompt lookup"
+    )
+    parser.add_argument("--random-weights", action="store_true", help="of the padded model, which then drafts badly")
     parser.add_argument("--rounds", type=positive, default=5, help="measured, after one that is not (default: 5)")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)
     with tempfile.TemporaryDirectory() as directory:
         if options.model is None:
             save_padded_model(EMBEDDED, Path(directory), head=MTP_HEAD)
+            if options.random_weights:
+                randomize(Path(directory))
         source = str(options.model or directory)
-        new_drafter = NoPromptLookup if options.drafts_only else PromptLookup
         length = PROMPT_TOKENS + options.max_tokens
+        drafting = NoPromptLookup if options.drafts_only else PromptLookup
+        plain = NoPromptLookup if options.against_none else drafting
         engines = [
-            load(source, drafts, length, new_drafter, options.quantization) for drafts in ("none", options.drafts)
+            load(source, drafts, length, new_drafter, options.quantization)
+            for drafts, new_drafter in (("none", plain), (options.drafts, drafting))
         ]
         text = (options.text or Path(inspect.getfile(argparse))).read_text(encoding="utf-8")
         token_ids = Tokenizer.from_pretrained(source).encode(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -39,6 +39,17 @@ def save_padded_model(source: Path, directory: Path, num_layers: int = 14, head:
     large.save_pretrained(directory, state_dict=large.state_dict() | tensors)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copy(source / name, directory)
+
+
+def randomize(directory: Path) -> None:
+    """Replaces all matrices of the checkpoint in `directory` by random numbers, the same ones in every call."""
+    file = directory / "model.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    tensors = load_file(file)
+    for tensor in tensors.values():
+        if tensor.dim() == 2:
+            tensor.normal_(std=_STD, generator=generator)
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _padded_config(config: Any, num_layers: int) -> LlamaConfig:
