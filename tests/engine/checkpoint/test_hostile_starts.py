@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checkpoint.limited_starts import BROKEN, TOO_MUCH
+from tests.engine.checkpoint.limited_starts import BROKEN, EMBEDDED, TOO_MUCH
 from tests.engine.checkpoint.mutations import mutate
 from tests.engine.tiny_models import make_checkpoint
 from tests.fuzz import num_examples
@@ -17,7 +17,6 @@ from tests.fuzz import num_examples
 NUM_MUTATIONS = num_examples(2)
 FIRST_SEED = int(os.environ.get("TWOSTEP_FUZZ_SEED", "0"))
 ROOT = Path(__file__).resolve().parents[3]
-EMBEDDED = ROOT / "engine" / "embedded_model"
 
 
 @pytest.fixture(scope="module")
