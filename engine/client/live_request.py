@@ -8,7 +8,6 @@ import msgspec
 from engine.client.admission import Place
 from engine.client.mailbox import Mailbox
 from engine.client.request_timeouts import RequestTimeouts
-from engine.core.batch import TokenLogprobs
 from engine.core.errors import (
     DeadlineError,
     EngineFailedError,
@@ -20,7 +19,7 @@ from engine.core.errors import (
 from engine.core.generation_request import GenerationRequest
 from engine.core.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.core.outputs import RequestOutput
-from engine.core.prompt_logprobs import unpack_scores
+from engine.core.prompt_logprobs import PromptLogprobs
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
 from engine.text.detokenizer import IncrementalDetokenizer, TokenTable
@@ -170,7 +169,7 @@ class LiveRequest:
         """Yields an update of the tokens that the request came with, before the first one of an engine."""
         if timed.update.first is not None and self.request.given_token_ids:
             given = RequestUpdate(
-                self.engine_id, token_ids=list(self.request.given_token_ids), first=timed.update.first
+                self.engine_id, token_ids=tuple(self.request.given_token_ids), first=timed.update.first
             )
             yield TimedUpdate(given, timed.time_s)
 
@@ -203,7 +202,7 @@ class LiveRequest:
         self._watch_reader()
         if isinstance(item, TwostepError):
             raise item
-        return self._output(item, await _prompt_logprobs(item.update.first))
+        return self._output(item)
 
     def _watch_reader(self) -> None:
         """Reports a reader that has fallen behind, or has caught up."""
@@ -215,7 +214,7 @@ class LiveRequest:
             self.is_stalled = is_stalled
             self.on_stall(self)
 
-    def _output(self, timed: TimedUpdate, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
+    def _output(self, timed: TimedUpdate) -> RequestOutput:
         update, time_s = timed.update, timed.time_s
         is_first = update.first is not None
         if update.first is not None:
@@ -229,9 +228,9 @@ class LiveRequest:
         timings = self._clock.timings(with_gaps=finish_reason is not None) if is_first or finish_reason else None
         return RequestOutput(
             text=text,
-            token_ids=tuple(update.token_ids[:num_kept]),
-            logprobs=tuple(update.logprobs[:num_kept]),
-            prompt_logprobs=prompt_logprobs,
+            token_ids=update.token_ids[:num_kept],
+            logprobs=update.logprobs[:num_kept],
+            prompt_logprobs=_prompt_logprobs(update.first),
             embedding=update.embedding,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_cached_tokens=self._num_cached_tokens,
@@ -278,8 +277,8 @@ def _split_by_token(timed: TimedUpdate) -> Iterator[TimedUpdate]:
     for index, (token_id, scores) in enumerate(zip(update.token_ids, update.logprobs, strict=True)):
         alone = msgspec.structs.replace(
             update,
-            token_ids=[token_id],
-            logprobs=[scores],
+            token_ids=(token_id,),
+            logprobs=(scores,),
             first=update.first if index == 0 else None,
             finish_reason=update.finish_reason if index == last else None,
             stop_token_id=update.stop_token_id if index == last else None,
@@ -328,7 +327,5 @@ class TokenClock:
         )
 
 
-async def _prompt_logprobs(first: FirstTokenInfo | None) -> tuple[TokenLogprobs | None, ...] | None:
-    if first is None or first.prompt_logprobs is None:
-        return None
-    return (None, *await unpack_scores(first.prompt_logprobs))
+def _prompt_logprobs(first: FirstTokenInfo | None) -> PromptLogprobs | None:
+    return None if first is None or first.prompt_logprobs is None else PromptLogprobs(first.prompt_logprobs)

@@ -112,11 +112,11 @@ class FirstTokenInfo(msgspec.Struct, frozen=True, gc=False):
 
 class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one step generated for one request, and how the request ended if it did. It may wait for a reader for long,
-    as `TokenLogprobs` may."""
+    as `TokenLogprobs` may: tuples, unlike lists, are soon left alone by the garbage collector, too."""
 
     request_id: str
-    token_ids: list[int] = []
-    logprobs: list[TokenLogprobs] = []
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     first: FirstTokenInfo | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None

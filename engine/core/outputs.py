@@ -1,5 +1,7 @@
 """Outputs that the async engine streams to its caller."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from engine.core.batch import TokenLogprobs
@@ -7,7 +9,7 @@ from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
 
 
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one request has generated since its last output: usually one token, or those of a step.
 
     Text is held back while a character or a possible stop string is incomplete, so `text` may be empty; concatenated,
@@ -18,7 +20,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of each of `token_ids`, if requested."""
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    prompt_logprobs: Iterable[TokenLogprobs | None] | None = None
     """Log-probabilities of the prompt's tokens, if requested: on the first output only, one per prompt token, the first
     None."""
     embedding: bytes = b""

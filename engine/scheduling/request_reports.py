@@ -23,8 +23,8 @@ def update_of(request: Request, appended: AppendedTokens, result: RequestStepOut
     """Returns the update that a step made, given the tokens that were appended."""
     return RequestUpdate(
         request_id=request.request_id,
-        token_ids=appended.token_ids,
-        logprobs=list(result.logprobs[: len(appended.token_ids)]),
+        token_ids=tuple(appended.token_ids),
+        logprobs=result.logprobs[: len(appended.token_ids)],
         first=_take_first_token_info(request),
         finish_reason=appended.finish_reason,
         stop_token_id=appended.stop_token_id,

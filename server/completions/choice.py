@@ -1,6 +1,6 @@
 """The `choices` of a completion: what one output of the engine adds to its choice."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from engine.core.batch import TokenLogprobs
@@ -73,7 +73,7 @@ class ChoiceFormatter:
         generated = formatter.generated(output.logprobs)
         return generated if echoed is None else join_logprobs(echoed, generated)
 
-    def _prompt_scores(self, output: RequestOutput) -> Sequence[TokenLogprobs | None]:
+    def _prompt_scores(self, output: RequestOutput) -> Iterable[TokenLogprobs | None]:
         """Returns one entry per prompt token: None for all if the deadline passed before the prompt was computed."""
         return output.prompt_logprobs or [None] * len(self._prompt.token_ids)
 

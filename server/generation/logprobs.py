@@ -1,6 +1,6 @@
 """What the endpoints' formats of logprobs have in common, and `prompt_logprobs`, whose format is the same for all."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from engine.core.batch import TokenLogprobs
@@ -11,7 +11,7 @@ _LOWEST = -9999.0
 
 
 def prompt_logprobs(
-    scores: Sequence[TokenLogprobs | None], num_top: int, tokenizer: Tokenizer
+    scores: Iterable[TokenLogprobs | None], num_top: int, tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any] | None]:
     """Returns one object per prompt token, keyed by token id; None for the first token, which has no logprob."""
     return (None if score is None else _by_id(score, num_top, tokenizer) for score in scores)

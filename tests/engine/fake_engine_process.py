@@ -192,7 +192,7 @@ class FakeEngine:
             del self._requests[request.request_id]
         return RequestUpdate(
             request.request_id,
-            tokens,
+            tuple(tokens),
             first=FirstTokenInfo(time.monotonic(), 2, 1) if is_first else None,
             num_stored_tokens=request.num_announced_tokens,
             finish_reason=reason,

@@ -39,7 +39,9 @@ class SpiedRegistry:
         return [message for message in self._sent if isinstance(message, MarkStalled)]
 
     def token(self, name: str, finish_reason: FinishReason | None = None, time_s: float = 1.0) -> None:
-        self.registry.put(name, TimedUpdate(RequestUpdate(name, [7], first=FIRST, finish_reason=finish_reason), time_s))
+        self.registry.put(
+            name, TimedUpdate(RequestUpdate(name, (7,), first=FIRST, finish_reason=finish_reason), time_s)
+        )
         self.registry.advance_trials()
 
     def dies(self, *computed: str) -> str | None:

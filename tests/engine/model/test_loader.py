@@ -1,6 +1,5 @@
 """Checkpoints are loaded to run over the paged cache, or refused with the reason; engines size their KV cache."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import transformers
 from engine.assembly import load_engine
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelError, ModelMemoryError, UnsupportedModelError
-from engine.core.prompt_logprobs import unpack_scores
+from engine.core.prompt_logprobs import PromptLogprobs
 from engine.engine import Engine
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels import KernelInfo, load_kernels
@@ -275,7 +274,7 @@ def test_prompt_scores_equal_the_log_softmax_of_hugging_face(llama: Path, refere
     assert first is not None and first.prompt_logprobs is not None
     logits = reference_model("llama").model(torch.tensor([prompt])).logits[0].detach()
     expected = torch.log_softmax(logits, -1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
-    items = asyncio.run(unpack_scores(first.prompt_logprobs))
+    items = [*PromptLogprobs(first.prompt_logprobs)][1:]
     scores = torch.tensor([item.logprob for item in items])
     torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
     assert all(len(item.top) == 3 for item in items)

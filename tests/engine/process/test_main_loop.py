@@ -55,7 +55,7 @@ class ScriptedLink:
 
     def tokens(self) -> list[tuple[str, list[int]]]:
         steps = [message for message in self.sent if isinstance(message, StepUpdate)]
-        return [(update.request_id, update.token_ids) for step in steps for update in step.updates]
+        return [(update.request_id, list(update.token_ids)) for step in steps for update in step.updates]
 
 
 class ClosingEngine(fake.FakeEngine):

@@ -27,7 +27,7 @@ def add_mine(engine: Engine) -> None:
 def embed(engine: Engine) -> bytes:
     add_mine(engine)
     [update] = run_to_end(engine)["mine"]
-    assert update.token_ids == [] and update.finish_reason is FinishReason.LENGTH
+    assert not update.token_ids and update.finish_reason is FinishReason.LENGTH
     return update.embedding
 
 

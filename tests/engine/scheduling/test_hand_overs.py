@@ -40,7 +40,7 @@ def test_a_request_ends_when_all_its_full_blocks_are_stored() -> None:
         assert updates == [] and engine.has_work
         store.end()
     update = only(run_to_end(engine)["a"])
-    assert (update.finish_reason, update.num_stored_tokens, update.token_ids) == (FinishReason.LENGTH, 12, [])
+    assert (update.finish_reason, update.num_stored_tokens, update.token_ids) == (FinishReason.LENGTH, 12, ())
     assert engine._scheduler.stats.pool.held == 0
 
 

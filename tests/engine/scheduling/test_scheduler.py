@@ -1,6 +1,5 @@
 """Which requests the scheduler runs, with how many tokens and in which order, over a runner that checks every read."""
 
-import asyncio
 from itertools import pairwise
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.batch import Phase
-from engine.core.prompt_logprobs import unpack_scores
+from engine.core.prompt_logprobs import PromptLogprobs
 from engine.core.request import FinishReason
 from engine.engine import Engine
 from tests.engine.fakes import add, batches, expected_tokens, fake_engine, run_to_end, tokens_of
@@ -185,7 +184,7 @@ def test_a_prompt_is_scored_once_even_if_preempted_on_the_way() -> None:
     add(engine, "scored", range(1, 11), max_tokens=1, prompt_logprobs=0)
     (update,) = run_to_end(engine)["scored"]
     assert update.num_preemptions > 0 and update.first is not None and update.first.prompt_logprobs is not None
-    scores = asyncio.run(unpack_scores(update.first.prompt_logprobs))
+    scores = [*PromptLogprobs(update.first.prompt_logprobs)][1:]
     assert [score.token_id for score in scores] == list(range(2, 11))
 
 
@@ -206,7 +205,7 @@ def test_max_tokens_zero_ends_after_the_prompt_without_a_token() -> None:
     engine = fake_engine(max_num_batched_tokens=2)
     add(engine, "a", [1, 2, 3], max_tokens=0)
     (update,) = run_to_end(engine)["a"]
-    assert update.token_ids == [] and update.finish_reason is FinishReason.LENGTH
+    assert not update.token_ids and update.finish_reason is FinishReason.LENGTH
     assert update.first is not None and update.first.num_prefill_chunks == 2
 
 
