@@ -12,6 +12,7 @@ from server.chat.usage import ChatUsageCounter
 from server.core.timings import complete_headers
 from server.core.tokenizer_protocol import Tokenizer
 from server.generation.logprobs import prompt_logprobs
+from server.generation.outputs import in_turns
 from server.generation.whole_answer import answer_of
 
 
@@ -25,7 +26,7 @@ async def whole_response(
 ) -> Response:
     """Returns the response; `outputs` are those of each choice."""
     body: dict[str, Any] = dict(plan.head)
-    body["choices"] = [choice.whole(own) for choice, own in zip(choices, outputs, strict=True)]
+    body["choices"] = await in_turns(choice.whole(own) for choice, own in zip(choices, outputs, strict=True))
     timings = counter.timings()  # after the choices, which count reasoning for the usage
     first = next((own[0] for own in outputs if own[0].prompt_logprobs is not None), outputs[0][0])
     body |= prompt_fields(plan, first, tokenizer) | {"usage": counter.usage(), "timings": timings}

@@ -12,6 +12,7 @@ from server.completions.choice import ChoiceFormatter
 from server.completions.plan import CompletionPlan
 from server.core.timings import complete_headers
 from server.core.tokenizer_protocol import Tokenizer
+from server.generation.outputs import in_turns
 from server.generation.usage import UsageCounter
 from server.generation.whole_answer import answer_of
 
@@ -24,7 +25,7 @@ async def whole_response(
     stall_timeout_s: float,
 ) -> Response:
     timings = counter.timings()
-    choices = list(_choices(plan, candidates, tokenizer))
+    choices = await in_turns(_choices(plan, candidates, tokenizer))
     body = plan.head | {"choices": choices, "usage": counter.usage(), "timings": timings}
     return await answer_of(body, complete_headers(timings), stall_timeout_s)
 

@@ -1,12 +1,16 @@
 """Collecting the outputs of generations, and joining those of one."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import TypeVar
 
 from engine.core.outputs import RequestOutput
 from server.generation.fan_out import IndexedOutput
 from server.generation.usage import UsageCounter
 
 _NUM_JOINED = 64
+
+T = TypeVar("T")
 
 
 async def collect(outputs: AsyncGenerator[IndexedOutput, None], counter: UsageCounter) -> list[list[RequestOutput]]:
@@ -22,6 +26,15 @@ async def collect(outputs: AsyncGenerator[IndexedOutput, None], counter: UsageCo
             joined[generation].append(join_outputs(own))
             own.clear()
     return [before + rest for before, rest in zip(joined, newest, strict=True)]
+
+
+async def in_turns(items: Iterable[T]) -> list[T]:
+    """Returns the items, each of which takes a while to make; other tasks have their turns after each."""
+    made = list[T]()
+    for item in items:
+        made.append(item)
+        await asyncio.sleep(0)
+    return made
 
 
 def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:

@@ -9,7 +9,7 @@ from server.completions.plan import plan_completion
 from server.completions.whole import whole_response
 from server.core.request_record import record_of
 from server.generation.entry import validate_request
-from server.generation.outputs import join_outputs
+from server.generation.outputs import in_turns, join_outputs
 from server.generation.respond import all_outputs, stream_response
 from server.generation.usage import UsageCounter
 from server.protocol.completions import CompletionRequest, CompletionResponse
@@ -41,7 +41,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             for index in range(len(plan.generations))
         ]
         return await stream_response(plan, choices, counter, request)
-    candidates = [join_outputs(outputs) for outputs in await all_outputs(plan, counter, request)]
+    candidates = await in_turns(map(join_outputs, await all_outputs(plan, counter, request)))
     return await whole_response(
         plan, candidates, counter, backend.tokenizer, context_of(request).settings.stall_timeout
     )

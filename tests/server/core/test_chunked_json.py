@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 
 from engine.core.outputs import RequestOutput
 from server.chat.blocks import Event
+from server.chat.choice import ChatChoice
 from server.chat.logprobs import ChatLogprobsFormatter
+from server.completions.choice import ChoiceFormatter
 from server.completions.logprobs import LogprobsFormatter
 from server.core.chunked_json import json_list
 from server.generation import logprobs, sse
 from server.generation.sse import typed_event
 from server.protocol.responses import LOGPROBS
 from server.responses.writer import ResponseWriter
+from server.routes import completions
 from tests.server.events import chunks_of, typed_events_of
 from tests.server.live_server import LiveServer
 
@@ -156,6 +159,29 @@ def test_the_scores_of_an_answer_are_encoded_a_few_at_a_time(
     answer = server.post_json(path, body).content
     assert sizes == [10, 10, 10, 10, 5]
     assert answer == plain(json.loads(answer))
+
+
+@pytest.mark.parametrize(
+    ("path", "place", "name"),
+    [
+        ("/v1/completions", completions, "join_outputs"),
+        ("/v1/completions", ChoiceFormatter, "format"),
+        ("/v1/chat/completions", ChatChoice, "whole"),
+    ],
+)
+def test_others_run_between_the_choices_of_an_answer(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, place: object, name: str
+) -> None:
+    made, turns, plain = list[object](), set[int](), getattr(place, name)
+
+    def counted(*arguments: Any) -> object:
+        made.append(plain(*arguments))
+        server.loop.call_soon(lambda: turns.add(len(made)))
+        return made[-1]
+
+    monkeypatch.setattr(place, name, counted)
+    assert server.post_json(path, PROMPTS[path] | {"n": 5, "max_tokens": 2}).status_code == 200
+    assert turns == {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])

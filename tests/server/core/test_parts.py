@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class TestLogprobs:
     @pytest.mark.parametrize("value", [-math.inf, math.nan])
     def test_what_json_cannot_say_is_very_unlikely(self, value: float) -> None:
         score = TokenLogprobs(65, value, 1, ((65, value),))
-        assert self.formatter().generated([score])["token_logprobs"] == [-9999.0]
+        assert [*self.formatter().generated([score])["token_logprobs"]] == [-9999.0]
         scored = list(prompt_logprobs([score], 1, ByteTokenizer()))
         assert scored == [{"65": {"logprob": -9999.0, "rank": 1, "decoded_token": "A"}}]
 
@@ -118,7 +119,11 @@ class TestLogprobs:
 
     def test_an_echo_that_lost_its_leading_space_moves_all_offsets(self) -> None:
         pieces = self.formatter().prompt([32, 65, 32, 66], [None] * 4, "A B")
-        assert pieces["text_offset"] == [0, 0, 1, 2]
+        assert [*pieces["text_offset"]] == [0, 0, 1, 2]
+
+    def test_lists_are_made_as_they_are_written(self) -> None:
+        for pieces in (self.formatter().prompt([65], [None], "A"), self.formatter().generated([])):
+            assert all(isinstance(each, Iterator) for each in pieces.values())
 
 
 class TestTimings:
