@@ -3,6 +3,7 @@
 import contextlib
 import json
 import select
+import signal
 import subprocess
 from collections.abc import Sequence
 from typing import cast
@@ -62,6 +63,8 @@ class CheckerChild:
         OSError."""
         if self._process is not None and self._process.poll() is not None:
             self._end()  # it was killed from outside, which says nothing about the next grammar
+        elif self._process is not None:
+            self._process.send_signal(signal.SIGCONT)  # nor does it if it was stopped
         try:
             return self._process or self._started()
         except EOFError:

@@ -86,6 +86,11 @@ class ChildProcess:
         """The end of the child's output."""
         return self._tail.decode(errors="replace").strip()
 
+    def wake(self) -> None:
+        """Have the child go on, should a signal have stopped it while it waited."""
+        if self.is_running:
+            self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """Kill the child and what it has started, such as a compiler."""
         if self.is_running:

@@ -75,6 +75,8 @@ class EngineProcess:
         self._on_message, self._on_death = on_message, on_death
         if self._child is None:
             await self.spawn()
+        else:
+            self._child.wake()
         self.send(Start(config, logging.getLogger().getEffectiveLevel()))
         return await asyncio.shield(self._ready)
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -209,13 +210,17 @@ def test_a_grammar_that_crashed_the_child_is_checked_again(checker: GrammarCheck
     assert len(checker._faults) == before
 
 
-def test_a_child_that_was_ended_while_it_was_idle_is_no_verdict() -> None:
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_child_that_was_stopped_or_ended_while_it_was_idle_is_no_verdict(is_stopped: bool) -> None:
     checker = GrammarChecker(max_children=1)
     assert fault(checker, 'start: "a"') is None
     process = checker._children[0]._process
     assert process is not None
-    process.kill()
-    process.wait()
+    if is_stopped:
+        process.send_signal(signal.SIGSTOP)
+    else:
+        process.kill()
+        process.wait()
     assert fault(checker, 'start: "b"') is None
     checker.close()
 

@@ -54,6 +54,18 @@ def test_each_restart_takes_the_process_that_waits() -> None:
     assert children() == set()
 
 
+def test_a_spare_process_that_was_stopped_goes_on() -> None:
+    async def check() -> None:
+        async with running(keeps_spare=True) as engine:
+            tasks = streams(engine, 2, 40)
+            os.kill(await spare_of(engine), signal.SIGSTOP)
+            os.kill(pid_of(engine), signal.SIGKILL)
+            assert await asyncio.wait_for(all_tokens(tasks), 30.0) == expected(2, 40)
+
+    asyncio.run(check())
+    assert children() == set()
+
+
 @pytest.mark.parametrize("kills_engine_first", [True, False])
 def test_a_spare_process_that_died_is_not_missed(kills_engine_first: bool) -> None:
     async def check() -> None:
