@@ -26,7 +26,9 @@ class Mailbox(Generic[T]):
 
     async def get(self) -> T:
         """Waits for the next item and returns it. One that came while the reader was cancelled is there for the next
-        call."""
+        call. Of items that wait for the reader, each leaves other tasks a turn: there may be thousands."""
+        if self._items:
+            await asyncio.sleep(0)
         while not self._items:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival

@@ -23,6 +23,20 @@ def test_items_come_in_their_order_whether_waited_for_or_not() -> None:
     asyncio.run(check())
 
 
+def test_a_reader_that_has_fallen_behind_leaves_others_their_turns() -> None:
+    async def check() -> None:
+        box: Mailbox[int] = Mailbox()
+        for number in range(100):
+            box.put(number)
+        reading, num_turns = asyncio.create_task(take(box, 100)), 0
+        while not reading.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        assert num_turns >= 100
+
+    asyncio.run(check())
+
+
 def test_an_item_that_a_cancelled_reader_was_woken_for_is_there_for_the_next() -> None:
     async def check() -> None:
         box: Mailbox[int] = Mailbox()
