@@ -33,7 +33,7 @@ class PhaseReport:
 
     timings: RequestTimings
     """Queue and prefill times of the sequence with the earliest first token; gaps between tokens, prefill chunks and
-    preemptions of all sequences."""
+    preemptions of all sequences. The gaps are sorted, so that each percentile of them is found soon."""
     decode_s: float
     """Seconds from the first token of the first sequence to the last token of the last sequence."""
     counts: TokenCounts
@@ -45,7 +45,7 @@ class PhaseReport:
             queue_s=first.queue_s,
             remote_prefill_s=first.remote_prefill_s,
             prefill_s=first.prefill_s,
-            inter_token_s=tuple(itertools.chain.from_iterable(each.inter_token_s for each in timings)),
+            inter_token_s=tuple(sorted(itertools.chain.from_iterable(each.inter_token_s for each in timings))),
             prefill_chunks=sum(each.prefill_chunks for each in timings),
             preemptions=sum(each.preemptions for each in timings),
         )
