@@ -46,8 +46,8 @@ def _scores_of(
 ) -> Iterator[tuple[int, TokenLogprobs]]:
     """Yields the rows with their scores, from the `numbers` that `score_in_whole_numbers` returned."""
     for (row, token_id, num_top), (logprob, rank, *top) in zip(wanted, numbers, strict=True):
-        pairs = zip(map(int, top[most:]), top[:most], strict=True)
-        yield row, TokenLogprobs(token_id, logprob, int(rank), tuple(pairs)[:num_top])
+        top_ids = tuple(map(int, top[most:][:num_top]))
+        yield row, TokenLogprobs(token_id, logprob, int(rank), top_ids, tuple(top[:most][:num_top]))
 
 
 def score_in_whole_numbers(logits: Tensor, tokens: Tensor, num_top: int) -> Tensor:

@@ -42,9 +42,8 @@ class Scorer:
     def _score_some(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
         tokens = torch.tensor(token_ids, device=logits.device)
         logprobs, ranks, top_logprobs, top_ids = self._score(logits, tokens, min(num_top, logits.shape[1]))
-        pairs = zip(top_ids.tolist(), top_logprobs.tolist(), strict=True)
-        top = [tuple(zip(*pair, strict=True)) for pair in pairs]
-        columns = zip(token_ids, logprobs.tolist(), ranks.tolist(), top, strict=True)
+        top = (map(tuple, each.tolist()) for each in (top_ids, top_logprobs))
+        columns = zip(token_ids, logprobs.tolist(), ranks.tolist(), *top, strict=True)
         return (TokenLogprobs(*column) for column in columns)
 
 

@@ -18,7 +18,7 @@ from server.runtime.backend import AdmissionSize, Backend
 
 MAX_SENT_IDS = 2**19  # allowed, bad and predicted tokens: they are sent to the engine, and checked, for each sequence
 MAX_SCORES = 2**22  # logprobs of prompts and unstreamed answers: each takes memory until it is sent
-_LOGPROB_BYTES = 200  # in the server's memory: some 120, and that of the token itself 200
+_LOGPROB_BYTES = 100  # in the server's memory: some 70, and that of the token itself 200
 _SCORED_TOKEN_BYTES = 400  # an output for itself, with its text
 _TOKEN_BYTES = 128  # likewise, where outputs are joined: see `collect`
 

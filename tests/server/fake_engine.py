@@ -327,5 +327,6 @@ class _Sequence:
 
 def score(token_id: int, count: int) -> TokenLogprobs:
     """Returns a token's logprobs. Ids nearer to "a" are likelier; the token itself need not be among the top ones."""
-    top = tuple((ord("a") + rank, -0.5 * (rank + 1)) for rank in range(count))
-    return TokenLogprobs(token_id, -0.5 * (abs(token_id - ord("a")) + 1), abs(token_id - ord("a")) + 1, top)
+    ids, logprobs = tuple(ord("a") + rank for rank in range(count)), tuple(-0.5 * (rank + 1) for rank in range(count))
+    rank = abs(token_id - ord("a")) + 1
+    return TokenLogprobs(token_id, -0.5 * rank, rank, ids, logprobs)

@@ -79,19 +79,18 @@ def logprob(token_id: int) -> TokenLogprobs:
 def test_the_garbage_collector_looks_at_nothing_of_what_waits_for_a_reader() -> None:
     """Its pauses, which hold up all streams, are as long as it looks at much."""
     live, num_tokens = live_request(logprobs=5), 1000
-    score = TokenLogprobs(1, -1.0, 1, tuple((number, -1.0) for number in range(5)))
+    score = TokenLogprobs(1, -1.0, 1, tuple(range(5)), (-1.0,) * 5)
     encoded = msgspec.msgpack.encode(RequestUpdate("r/0", (1,), (score,)))
     gc.collect()
     num_before = len(gc.get_objects())
     for number in range(num_tokens):
         live.put(TimedUpdate(msgspec.msgpack.decode(encoded, type=RequestUpdate), 12.0 + number))
-    for _ in range(2):
-        gc.collect()  # it leaves a tuple alone when it has seen that there are but numbers in it
+    gc.collect()  # it leaves a tuple alone once it has seen that there are but numbers in it
     assert len(gc.get_objects()) - num_before < 0.1 * num_tokens
 
 
 def test_scores_of_a_prompt_are_unpacked_a_slice_at_a_time_as_they_are_read() -> None:
-    scores = [TokenLogprobs(i, -i / 7, i, ((i, -0.5), (1, float("-inf")))) for i in range(1000)]
+    scores = [TokenLogprobs(i, -i / 7, i, (i, 1), (-0.5, float("-inf"))) for i in range(1000)]
     assert pack_scores([]) == []
     slices = pack_scores(scores)
     again_and_again = PromptLogprobs(slices)

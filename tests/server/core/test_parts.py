@@ -107,14 +107,14 @@ class TestLogprobs:
 
     @pytest.mark.parametrize("value", [-math.inf, math.nan])
     def test_what_json_cannot_say_is_very_unlikely(self, value: float) -> None:
-        score = TokenLogprobs(65, value, 1, ((65, value),))
+        score = TokenLogprobs(65, value, 1, (65,), (value,))
         assert [*self.formatter().generated([score])["token_logprobs"]] == [-9999.0]
         scored = list(prompt_logprobs([score], 1, ByteTokenizer()))
         assert scored == [{"65": {"logprob": -9999.0, "rank": 1, "decoded_token": "A"}}]
 
     def test_no_more_are_returned_than_requested(self) -> None:
         """The engine returns more where `prompt_logprobs` asks for more than `logprobs`."""
-        score = TokenLogprobs(65, -1.0, 1, ((65, -1.0), (66, -2.0), (67, -3.0)))
+        score = TokenLogprobs(65, -1.0, 1, (65, 66, 67), (-1.0, -2.0, -3.0))
         assert [*self.formatter(2).generated([score])["top_logprobs"]] == [{"A": -1.0, "B": -2.0}]
 
     def test_an_echo_that_lost_its_leading_space_moves_all_offsets(self) -> None:

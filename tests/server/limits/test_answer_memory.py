@@ -29,7 +29,7 @@ from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.metrics.published_metrics import parse
 
 SCORED = {"max_tokens": 10, "logprobs": 4}
-SIZE = 10 * 400 + 10 * 5 * 200
+SIZE = 10 * 400 + 10 * 5 * 100
 TENANTS = [Tenant("a", 0.5), Tenant("b", 0.3), Tenant("c", 0.2)]
 
 
@@ -103,8 +103,8 @@ def test_what_does_not_fit_is_refused_until_another_ends(two_fit: LiveServer) ->
 def test_what_never_fits_is_refused_for_good(two_fit: LiveServer) -> None:
     refused = two_fit.complete(max_tokens=30, logprobs=4)
     assert refused.status_code == 400 and f"{3 * SIZE} bytes" in refused.json()["error"]["message"]
-    assert two_fit.complete(max_tokens=100, n=4).status_code == 400  # three of them count, with 128 bytes a token
-    assert two_fit.complete(max_tokens=100, n=3).status_code == 200
+    assert two_fit.complete(max_tokens=60, n=4).status_code == 400  # three of them count, with 128 bytes a token
+    assert two_fit.complete(max_tokens=60, n=3).status_code == 200
     two_fit.wait_until_idle()
 
 
@@ -164,7 +164,7 @@ def test_it_is_given_back_however_a_request_ends(end: str, monkeypatch: pytest.M
             with suppress(httpx.RemoteProtocolError):
                 server.post_json("/v1/completions", body)
         server.wait_until_idle()
-        assert seen == [2 * 400 * (400 + 101 * 200)] and memory.num_bytes == 0
+        assert seen == [2 * 400 * (400 + 101 * 100)] and memory.num_bytes == 0
 
 
 def test_it_is_held_until_the_answer_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,9 @@ def output(number: int, num_logprobs: int | None) -> RequestOutput:
 
     scores = ()
     if num_logprobs is not None:
-        top = tuple((token_id() + rank, -1.5 - number - rank) for rank in range(num_logprobs))
-        scores = (TokenLogprobs(token_id(), -0.5 - number, 1000 + number, top),)
+        ids = tuple(token_id() + rank for rank in range(num_logprobs))
+        logprobs = tuple(-1.5 - number - rank for rank in range(num_logprobs))
+        scores = (TokenLogprobs(token_id(), -0.5 - number, 1000 + number, ids, logprobs),)
     return RequestOutput(
         text=f" {number}",
         token_ids=(token_id(),),

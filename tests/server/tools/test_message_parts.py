@@ -159,7 +159,7 @@ def test_where_nothing_is_called_or_thought_all_text_is_content() -> None:
 
 def test_only_as_many_alternatives_are_returned_as_asked_for() -> None:
     """The engine may return more alternatives than the formatter is asked for."""
-    score = TokenLogprobs(65, math.nan, 1, ((65, -math.inf), (66, -2.0)))
+    score = TokenLogprobs(65, math.nan, 1, (65, 66), (-math.inf, -2.0))
     (entry,) = ChatLogprobsFormatter(ByteTokenizer(), 1, names_as_ids=False).format([score])["content"]
     assert entry["logprob"] == -9999.0
     assert entry["top_logprobs"] == [{"token": "A", "logprob": -9999.0, "bytes": [65]}]
