@@ -1,7 +1,7 @@
 """Packing of a prompt's log-probabilities, until they are written into an answer; torch-free.
 
-Packed, one of a hundred takes 15 bytes and no object; unpacked it is a tuple of two numbers, 120 bytes. They are packed
-in slices, each of which is unpacked when it is read: those of a long prompt block neither process for long.
+Packed, one of a hundred takes 15 bytes; unpacked it is two numbers in two tuples, 70 bytes. They are packed in slices,
+each of which is unpacked when it is read: those of a long prompt block neither process for long.
 """
 
 from collections.abc import Iterator, Sequence
