@@ -17,6 +17,7 @@ from engine.engine import Engine, Runner
 from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
 from engine.host.openmp import shorten_spinning
 from engine.kv_store.interface import KVStore, NullKVStore
+from engine.scheduling.block_tokens import NoBlockTokens, SortedBlockTokens
 from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.cost.step_trace import NullTracer, Tracer, open_tracer
@@ -154,7 +155,8 @@ def _kv_allocator(
         return _windowed_allocator(config, info, records)
     if not config.enable_prefix_caching:
         return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), _slots(info), draft_kv=draft_kv)
-    cache, size = PrefixCache(config.block_size, records), (info.num_blocks, config.block_size)
+    tokens = SortedBlockTokens() if info.num_state_slots is None else NoBlockTokens()
+    cache, size = PrefixCache(config.block_size, records, tokens=tokens), (info.num_blocks, config.block_size)
     max_retained = int(info.num_blocks * config.prefix_retention_share)
     if store is None:
         checkpoints = _checkpoints(config, info, cache)
@@ -170,7 +172,7 @@ def _windowed_allocator(config: EngineConfig, info: EngineInfo, records: BlockRe
     store (`engine.runner.window_groups`)."""
     cache: BlockCache = NullPrefixCache()
     if config.enable_prefix_caching:
-        cache = PrefixCache(config.block_size, records, info.kv_groups.num_groups)
+        cache = PrefixCache(config.block_size, records, info.kv_groups.num_groups, SortedBlockTokens())
     max_chunk = config.limits_on(info.device).max_num_batched_tokens
     max_retained = int(info.num_blocks * config.prefix_retention_share)
     return WindowedKVAllocator(info.num_blocks, config.block_size, cache, info.kv_groups, max_chunk, max_retained)

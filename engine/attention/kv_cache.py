@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -200,6 +200,13 @@ class KVCache:
             for part in self.block_bytes(block_id):
                 part[:] = np.frombuffer(content[start : start + len(part)], np.uint8)
                 start += len(part)
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copies blocks, each to another one, in all layers of every group: its keys, values, index keys and hidden
+        states. What they do not hold yet is copied, too."""
+        for source, target in copies:
+            for tensor in self._tensors():
+                tensor[target].copy_(tensor[source])
 
     @property
     def num_bytes(self) -> int:

@@ -117,6 +117,8 @@ class ScheduledRequest:
     window_tables: tuple[tuple[int, ...], ...] = ()
     """As `block_table`, which is that of the first group of layers, for each other group. For positions that no token
     of the step sees in a group, any block stands there."""
+    block_copies: tuple[tuple[int, int], ...] = ()
+    """Blocks that are to be copied first, each with the block of its own to which."""
 
     @property
     def end(self) -> int:

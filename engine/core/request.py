@@ -90,6 +90,8 @@ class Request:
     restored_slot: int | None = None
     """Slot of the states that its next step goes on from, by copying them to `state_slot`; None if by then they are
     there."""
+    block_copies: tuple[tuple[int, int], ...] = ()
+    """Cached blocks, held for it, that its next step copies first, each with the block of its own to which."""
     saved_slot: int | None = None
     """Slot to which the step at hand copies its states."""
     block_hashes: list[bytes] = field(default_factory=list)

@@ -72,6 +72,8 @@ class ForwardPass(msgspec.Struct, frozen=True, tag=True):
     """The most query tokens, and the longest context, of a sequence."""
     kept: list[int] | None
     states: _States | None
+    block_copies: tuple[tuple[int, int], ...] = ()
+    """Blocks that are to be copied before the pass, each with the one to which."""
 
     def inputs(self) -> ModelInputs:
         numbers = torch.frombuffer(bytearray(self.numbers), dtype=torch.int64).view(3, self.num_tokens)
@@ -87,7 +89,8 @@ class ForwardPass(msgspec.Struct, frozen=True, tag=True):
             max_seqlen_q=self.longest[0],
             max_context_len=self.longest[1],
         )
-        return ModelInputs(token_ids, positions, attention, None if self.states is None else self.states.metadata())
+        states = None if self.states is None else self.states.metadata()
+        return ModelInputs(token_ids, positions, attention, states, block_copies=self.block_copies)
 
 
 class Settlement(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +112,7 @@ def forward_pass_of(index: int, inputs: ModelInputs, kept: Any) -> ForwardPass:
         (paged.max_seqlen_q, paged.max_context_len),
         None if kept is None else [*kept],
         None if inputs.states is None else _States.of(inputs.states),
+        inputs.block_copies,
     )
 
 

@@ -51,4 +51,5 @@ def serve(link: Connection, ready: ReadyModel) -> None:
         inputs = message.inputs()
         last_block = int(inputs.attention.slot_mapping.max()) // ready.cache.block_size
         ready.cache.prefault(last_block, message.num_tokens)
+        ready.cache.copy_blocks(inputs.block_copies)
         ready.shared[message.index](inputs, message.kept)

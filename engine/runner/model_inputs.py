@@ -27,6 +27,8 @@ class ModelInputs:
     """Number of each token's adapter, -1 for none; None if no token has any."""
     windowed: tuple[AttentionMetadata, ...] = ()
     """That of the other groups of layers, which have block tables of their own."""
+    block_copies: tuple[tuple[int, int], ...] = ()
+    """Blocks that were copied before the forward pass, each with the one to which: other ranks do it, too."""
 
     @property
     def groups(self) -> tuple[AttentionMetadata, ...]:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -125,7 +125,9 @@ class ModelRunner:
             for table in (request.block_table, *request.window_tables)
         )
         self._cache.prefault(last_block, batch.num_tokens)
-        inputs = build_inputs(batch.requests, block_size, self._model.device)
+        copies = tuple(chain.from_iterable(request.block_copies for request in batch.requests))
+        self._cache.copy_blocks(copies)
+        inputs = replace(build_inputs(batch.requests, block_size, self._model.device), block_copies=copies)
         output = self._run_model(inputs, kept, self._proposer.hidden_of)
         self._proposer.observe(batch, output.all_hidden)
         return output.logits, output.hidden

@@ -6,11 +6,14 @@ Positions of a running request, from 0 on, as half-open ranges that follow one a
     [c, n)   allocated   for the tokens that the request has, n = request.num_tokens, and that a step will compute
     [n, t)   surplus     for draft tokens of the step at hand; t = block_size * len(request.block_table)
 
-A request without blocks has computed nothing. Where the model has recurrent states, a running request also holds a slot
-for them, which has the states after position c - 1. The scheduler says when blocks are wanted; it never edits a table.
+A request without blocks has computed nothing. Where the tokens behind the blocks that it shares are the first of yet
+another cached block, its first step copies that one to its own; until then both are held for it. Where the model has
+recurrent states, a running request also holds a slot for them, which has the states after position c - 1. The scheduler
+says when blocks are wanted; it never edits a table.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from engine.core.batch import EndedTransfer, Transfer
@@ -85,20 +88,21 @@ class KVAllocator:
         if not self._cache.can_match(request):
             return PrefixMatch()
         blocks = self._cache.match(request, (request.num_tokens - 1) // self._block_size)
-        return self._checkpoints.shortened(request, blocks)
+        return self._with_copies(request, self._checkpoints.shortened(request, blocks))
 
     def try_start(self, request: Request, match: PrefixMatch, spare: int) -> bool:
         """Gives a request that has no blocks those of its prefix and new ones for its other tokens, and a slot.
 
         Returns False, and changes nothing, if no slot is free or fewer than `spare` available blocks would be left.
+        Where blocks to copy from would be among these, it does without.
         """
         if not self._slots.has_free:
             return False
         num_new = self._num_blocks(request.num_tokens) - len(match.block_ids)
-        blocks = self._pool.try_allocate(num_new, match.block_ids, spare)
-        if blocks is None:
+        taken = self._try_take(match, match.block_ids, num_new, spare)
+        if taken is None:
             return False
-        request.block_table = blocks
+        match, request.block_table = taken
         request.state_slot = self._slots.take()
         if match.state_slot is not None:
             request.restored_slot = match.state_slot
@@ -177,9 +181,28 @@ class KVAllocator:
         """Gives back all blocks that the request holds."""
         self._pool.release(request.block_table)
 
+    def _with_copies(self, request: Request, match: PrefixMatch) -> PrefixMatch:
+        """Returns the match with the blocks that the request may copy, if there are any."""
+        copied_blocks, num_copied_tokens = self._cache.match_partly(request, len(match.block_ids))
+        return replace(match, copied_blocks=copied_blocks, num_copied_tokens=num_copied_tokens)
+
+    def _try_take(
+        self, match: PrefixMatch, shared: Sequence[int], num_new: int, spare: int
+    ) -> tuple[PrefixMatch, list[int]] | None:
+        """Takes the `shared` blocks of a match, new ones, and a reference on those to copy from, if there is room for
+        these, too. Returns what is left of the match, and the former blocks; None, and changes nothing, if there is
+        none."""
+        for each in (match, replace(match, copied_blocks=(), num_copied_tokens=0)):
+            blocks = self._pool.try_allocate(num_new, [*each.copied_blocks, *shared], spare)
+            if blocks is not None:
+                return each, blocks[len(each.copied_blocks) :]
+        return None
+
     def _begin_behind(self, request: Request, match: PrefixMatch) -> None:
         """Notes that the request begins behind its cached prefix."""
-        request.num_computed_tokens = len(match.block_ids) * self._block_size
+        own = (table[len(match.block_ids)] for table in (request.block_table, *request.window_tables))
+        request.block_copies = tuple(zip(match.copied_blocks, own, strict=False))
+        request.num_computed_tokens = match.num_tokens(self._block_size)
         if request.first_scheduled_s is None:
             self.prefix_queries += request.num_tokens if self._cache.can_match(request) else 0
             self.prefix_hits += request.num_computed_tokens
@@ -240,7 +263,9 @@ class KVAllocator:
         """Called for each block that became full, whose tokens no other block holds."""
 
     def _unpin(self, request: Request) -> None:
-        """Gives up the copy that the request went on from, or would have."""
+        """Gives up what the request copied to go on from, or would have."""
+        self._pool.release([source for source, _ in request.block_copies])
+        request.block_copies = ()
         if request.restored_slot is not None:
             self._checkpoints.unpin(request.restored_slot)
             request.restored_slot = None

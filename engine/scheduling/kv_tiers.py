@@ -251,13 +251,13 @@ class TieredKVAllocator(KVAllocator):
         load.num_left -= 1
         if self._load_of_name.get(ended.transfer.name) is load:
             del self._load_of_name[ended.transfer.name]
-        self._take_loaded(ended, ended.succeeded and not load.is_outdated)
+        self._take_loaded(load, ended, ended.succeeded and not load.is_outdated)
         if load.num_left == 0:
             self._pool.release(load.block_ids)
             num_gained = len(self.match(load.request).block_ids) - load.num_usable
             load.request.num_loaded_tokens = max(num_gained, 0) * self._block_size
 
-    def _take_loaded(self, ended: EndedTransfer, is_kept: bool) -> None:
+    def _take_loaded(self, load: _Load, ended: EndedTransfer, is_kept: bool) -> None:
         """Has what was read found by what it holds, if it is kept."""
         if isinstance(ended.transfer, StateTransfer):
             self._states.end_load(ended.transfer, is_kept)
@@ -265,7 +265,8 @@ class TieredKVAllocator(KVAllocator):
                 self._read_states_s += _LEARNED * (ended.seconds - self._read_states_s)
             return
         if is_kept:
-            self._hashed.put(ended.transfer.block_hash, ended.transfer.block_id)
+            block_id = ended.transfer.block_id
+            self._hashed.remember(load.request, load.block_ids.index(block_id), block_id)
         if ended.succeeded:
             self._read_s += _LEARNED * (ended.seconds - self._read_s)
 

@@ -12,6 +12,9 @@ from typing import Protocol
 
 from engine.core.block_records import BlockRecords, NoBlockRecords
 from engine.core.request import Request
+from engine.scheduling.block_tokens import BlockTokens, NoBlockTokens
+
+_LEAST_COPIED = 4  # a copy takes as long as the block is, computing as long as the tokens: one in so many must be equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,13 @@ class PrefixMatch:
     block_ids: tuple[int, ...] = ()
     state_slot: int | None = None
     """Slot with a copy of the recurrent states after these blocks; None for models without any."""
+    copied_blocks: tuple[int, ...] = ()
+    """Block of each group of layers whose first tokens are the next ones of the request, for it to copy; none if no
+    block has enough of them."""
+    num_copied_tokens: int = 0
+
+    def num_tokens(self, block_size: int) -> int:
+        return len(self.block_ids) * block_size + self.num_copied_tokens
 
 
 class BlockCache(Protocol):
@@ -35,6 +45,10 @@ class BlockCache(Protocol):
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
         """Blocks holding the longest cached prefix of the request's tokens, at most `max_blocks`."""
+
+    def match_partly(self, request: Request, num_blocks: int) -> tuple[tuple[int, ...], int]:
+        """Returns the blocks of each group of layers that hold most of the tokens behind the request's first
+        `num_blocks` blocks, but for its last token, and how many; ((), 0) if those are few."""
 
     def find(self, request: Request, index: int, group: int) -> int | None:
         """Returns the block of a group of layers that holds the request's full block `index`; None if none does."""
@@ -52,6 +66,9 @@ class BlockCache(Protocol):
     def blocks_of(self, block_hash: bytes) -> list[int]:
         """Returns the blocks of this hash in all groups."""
 
+    def whole(self, block_hash: bytes) -> tuple[int, ...]:
+        """Returns the block of this hash in each group; none if one of them has none."""
+
     def holds(self, block_id: int) -> bool:
         """Whether a later match may return this block."""
 
@@ -68,11 +85,19 @@ class BlockCache(Protocol):
 class PrefixCache:
     """Maps chained block hashes to block ids. Two requests that compute the same block keep the first one's."""
 
-    def __init__(self, block_size: int, records: BlockRecords | None = None, num_groups: int = 1) -> None:
-        """`records` are of the same blocks: it holds what they found, and tells them what it holds from now on."""
+    def __init__(
+        self,
+        block_size: int,
+        records: BlockRecords | None = None,
+        num_groups: int = 1,
+        tokens: BlockTokens | None = None,
+    ) -> None:
+        """`records` are of the same blocks: it holds what they found, and tells them what it holds from now on.
+        `tokens` finds blocks that hold a part of what is asked for."""
         self._block_size = block_size
         self._num_groups = num_groups
         self._records = records or NoBlockRecords()
+        self._tokens = tokens or NoBlockTokens()
         self._block_of_hash: dict[bytes, int] = {}
         self._hash_of_block: dict[int, bytes] = {}
         for block_id, block_hash in self._records.found:
@@ -91,6 +116,15 @@ class PrefixCache:
             blocks.append(block_id)
         return blocks
 
+    def match_partly(self, request: Request, num_blocks: int) -> tuple[tuple[int, ...], int]:
+        start = num_blocks * self._block_size
+        tokens = request.token_ids(start, min(start + self._block_size, request.num_tokens - 1))
+        num_tokens, block_hash = self._tokens.longest(self._hash_of(request, num_blocks - 1), tokens)
+        if num_tokens == 0 or num_tokens * _LEAST_COPIED < self._block_size:
+            return (), 0
+        blocks = self.whole(block_hash)
+        return blocks, num_tokens if blocks else 0
+
     def insert(self, request: Request, first: int, last: int) -> list[int]:
         if first >= last:
             return []
@@ -98,15 +132,23 @@ class PrefixCache:
         for group, table in enumerate(request.window_tables, 1):
             for index in range(first, last):
                 self.put(_in_group(hashes[index], group), table[index])
-        return [index for index in range(first, last) if self.put(hashes[index], request.block_table[index])]
+        return [index for index in range(first, last) if self.remember(request, index, request.block_table[index])]
 
     def find(self, request: Request, index: int, group: int) -> int | None:
-        if index >= len(request.block_hashes):
-            self.hashes(request, index + 1)
-        return self._block_of_hash.get(_in_group(request.block_hashes[index], group))
+        return self._block_of_hash.get(_in_group(self._hash_of(request, index), group))
+
+    def remember(self, request: Request, index: int, block_id: int) -> bool:
+        """Remembers a block, in the first group of layers, that holds the request's full block `index`; False if
+        another block is known that does."""
+        block_hash = self._hash_of(request, index)
+        if not self.put(block_hash, block_id):
+            return False
+        tokens = request.token_ids(index * self._block_size, (index + 1) * self._block_size)
+        self._tokens.add(self._hash_of(request, index - 1), tokens, block_hash)
+        return True
 
     def put(self, block_hash: bytes, block_id: int) -> bool:
-        """Remember a block by its hash; False if another block of that hash is known."""
+        """Remembers a block by its hash alone; False if another block of that hash is known."""
         if block_hash in self._block_of_hash:
             return False
         self._block_of_hash[block_hash] = block_id
@@ -125,6 +167,10 @@ class PrefixCache:
         keys = (_in_group(block_hash, group) for group in range(self._num_groups))
         return [self._block_of_hash[key] for key in keys if key in self._block_of_hash]
 
+    def whole(self, block_hash: bytes) -> tuple[int, ...]:
+        blocks = tuple(self.blocks_of(block_hash))
+        return blocks if len(blocks) == self._num_groups else ()
+
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         return self.hashes(request, num_blocks)[-1]
 
@@ -136,10 +182,13 @@ class PrefixCache:
 
     def forget(self, block_id: int) -> None:
         self._records.remove(block_id)
-        del self._block_of_hash[self._hash_of_block.pop(block_id)]
+        block_hash = self._hash_of_block.pop(block_id)
+        del self._block_of_hash[block_hash]
+        self._tokens.remove(block_hash)
 
     def clear(self) -> None:
         self._records.clear()
+        self._tokens.clear()
         self._block_of_hash.clear()
         self._hash_of_block.clear()
 
@@ -152,6 +201,12 @@ class PrefixCache:
             parent = hashes[-1] if hashes else _root(request)
             hashes.append(hashlib.sha256(parent + array("q", tokens).tobytes()).digest())
         return hashes[:num_blocks]
+
+    def _hash_of(self, request: Request, index: int) -> bytes:
+        """Returns the hash of the request's full block `index`, and for -1 what stands for one before the first."""
+        if index >= len(request.block_hashes):
+            self.hashes(request, index + 1)
+        return request.block_hashes[index] if index >= 0 else _root(request)
 
 
 def _in_group(block_hash: bytes, group: int) -> bytes:
@@ -177,6 +232,9 @@ class NullPrefixCache:
     def match(self, request: Request, max_blocks: int) -> list[int]:
         return []
 
+    def match_partly(self, request: Request, num_blocks: int) -> tuple[tuple[int, ...], int]:
+        return (), 0
+
     def insert(self, request: Request, first: int, last: int) -> list[int]:
         return []
 
@@ -188,6 +246,9 @@ class NullPrefixCache:
 
     def blocks_of(self, block_hash: bytes) -> list[int]:
         return []
+
+    def whole(self, block_hash: bytes) -> tuple[int, ...]:
+        return ()
 
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         return None

@@ -15,8 +15,10 @@ def chunk_share(kv: KVAllocator, request: Request, num_tokens: int) -> Scheduled
 
 def drafted_share(kv: KVAllocator, request: Request, planned: PlannedDraft, spare: int) -> ScheduledRequest:
     """Returns the request's share of a decode step with as much of the planned draft as blocks can be allocated for,
-    leaving `spare`. Where the draft model is far behind, it makes up for a part of that, and drafts nothing."""
+    leaving `spare`. Where the draft model is far behind, it makes up for a part of that, and drafts nothing. It runs
+    before the step, which copies blocks, and has nothing to read there yet."""
     draft = _with_blocks(kv, request, planned, spare)
+    draft = PlannedDraft(draft.token_ids, 0) if request.block_copies else draft
     span = kv.draft_span(request, 1) if draft.num_wanted else None
     if span and span[1] <= request.num_computed_tokens:
         draft = NO_PLANNED_DRAFT
@@ -49,6 +51,7 @@ def share_of(
         start=start,
         block_table=tuple(request.block_table),
         window_tables=tuple(map(tuple, request.window_tables)),
+        block_copies=request.block_copies,
         state_slot=request.state_slot,
         restored_slot=request.restored_slot,
         saved_slot=kv.checkpoint(request, end),

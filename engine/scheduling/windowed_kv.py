@@ -59,24 +59,25 @@ class WindowedKVAllocator(KVAllocator):
         most = (request.num_tokens - 1) // self._block_size
         if self._groups.num_full:
             most = len(self._cache.match(request, most))
-        return self._match_of(request, self._deepest(request, most))
+        return self._with_copies(request, self._match_of(request, self._deepest(request, most)))
 
     def try_start(self, request: Request, match: PrefixMatch, spare: int) -> bool:
         assert isinstance(match, WindowedMatch)
         num_matched = len(match.block_ids)
-        lengths = self._lengths(request.num_tokens, num_matched * self._block_size)
+        lengths = self._lengths(request.num_tokens, match.num_tokens(self._block_size))
         num_new = [length - num_matched for length in lengths]
         later = self._num_windowed_later(request, lengths[-1] - match.num_hidden)
         shared = list(chain.from_iterable(match.tables))
-        blocks = self._pool.try_allocate(sum(num_new), shared, spare + later)
-        if blocks is None:
+        taken = self._try_take(match, shared, sum(num_new), spare + later)
+        if taken is None:
             return False
+        kept, blocks = taken
         hidden = [0] * self._groups.num_full + [match.num_hidden] * self._groups.num_windowed
         tables = [[-1] * each + [*table] for each, table in zip(hidden, match.tables, strict=True)]
         _extend(tables, num_new, blocks[len(shared) :])
         request.block_table, *request.window_tables = tables
         self._hide_before(request, match.num_hidden)
-        self._begin_behind(request, match)
+        self._begin_behind(request, kept)
         return True
 
     def try_allocate(self, request: Request, num_drafts: int = 0, spare: int = 0) -> bool:

@@ -57,6 +57,7 @@ class FakeRunner:
         return replace(batch, requests=tuple(self._drafted(request) for request in batch.requests))
 
     def _drafted(self, request: ScheduledRequest) -> ScheduledRequest:
+        assert not request.block_copies, "it would read what is copied in the step"
         self._compute_draft_span(request)
         has_own_kv = request.draft_span is not None
         assert not has_own_kv or not request.num_wanted or request.draft_span[1] == request.end
@@ -91,6 +92,9 @@ class FakeRunner:
             tokens = own_tokens(request)
             assert tokens[request.start :] == tuple(request.token_ids)
             self._advance_state(request, tokens)
+            for source, target in request.block_copies:
+                copied = {at: self.kv[source, at] for at in range(self.block_size) if (source, at) in self.kv}
+                self.kv |= {(target, at): stored for at, stored in copied.items()}
             for group, table in enumerate(tables_of(request)):
                 for position in range(request.start, request.end):
                     self.kv[self._slot_in(table, position)] = (*tokens[: position + 1], *[-1] * group)

@@ -19,6 +19,8 @@ def answers(path: Path, size: int, **settings: Any) -> dict[str, list[Any]]:
             for name, prompt in PROMPTS.items():
                 add(engine, f"{kind} {name}", prompt, max_tokens=8, logprobs=3, **params)
         updates = run_to_end(engine)
+        add(engine, "beside a block", [*PROMPTS["37"][:30], 1, 2, 3], max_tokens=8, logprobs=3)
+        updates |= run_to_end(engine)
         return {
             name: [(each.token_id, each.logprob, each.top) for update in own for each in update.logprobs]
             for name, own in updates.items()
@@ -27,6 +29,6 @@ def answers(path: Path, size: int, **settings: Any) -> dict[str, list[Any]]:
 
 def check_equal(path: Path, sizes: Sequence[int], **settings: Any) -> None:
     expected = answers(path, 1, **settings)
-    assert len(expected) == len(PROMPTS) * len(PARAMS) and all(len(each) == 8 for each in expected.values())
+    assert len(expected) == len(PROMPTS) * len(PARAMS) + 1 and all(len(each) == 8 for each in expected.values())
     for size in sizes:
         assert answers(path, size, **settings) == expected, size

@@ -1,5 +1,7 @@
 """Other ranks get the inputs of a forward pass as the first has them."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 import torch
@@ -21,6 +23,11 @@ def requests(has_states: bool) -> list[ScheduledRequest]:
 
 def sent(inputs: ModelInputs, kept: list[int] | None) -> ForwardPass:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(forward_pass_of(1, inputs, kept)), type=ForwardPass)
+
+
+def test_other_ranks_copy_the_same_blocks() -> None:
+    inputs = replace(build_inputs(requests(has_states=False), 4, torch.device("cpu")), block_copies=((3, 5), (7, 2)))
+    assert sent(inputs, None).inputs().block_copies == ((3, 5), (7, 2))
 
 
 @pytest.mark.parametrize("kept", [None, [], [0, 5]])

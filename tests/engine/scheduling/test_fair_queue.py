@@ -177,7 +177,7 @@ def test_one_tenants_backlog_does_not_hold_up_anothers_first_request() -> None:
 def test_priority_orders_only_the_own_tenants_requests() -> None:
     engine = fake_engine(max_num_seqs=1)
     for name, tenant, priority in (("a0", "a", 0), ("a1", "a", -1), ("b0", "b", -9), ("b1", "b", -9)):
-        add(engine, name, tenant=tenant, priority=priority)
+        add(engine, name, tenant=tenant, priority=priority, cache_salt=name)
     assert starts_of(engine) == ["a1", "b0", "a0", "b1"]
 
 

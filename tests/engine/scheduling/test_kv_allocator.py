@@ -1,12 +1,17 @@
 """Block tables change in the allocator alone: it gives enough, its refusals change nothing, and all comes back."""
 
+from itertools import chain
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.core.request import Request
+from engine.scheduling.block_tokens import SortedBlockTokens
 from engine.scheduling.kv_allocator import KVAllocator, PrefixMatch
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
+from engine.scheduling.request_shares import drafted_share
+from engine.scheduling.speculation.planner import PlannedDraft
 from engine.scheduling.state_slots import StateSlots
 from tests.engine.requests import queued
 
@@ -21,7 +26,8 @@ def request_of(num_tokens: int) -> Request:
 
 
 def allocator(cache: BlockCache | None = None) -> KVAllocator:
-    return KVAllocator(NUM_BLOCKS, BLOCK_SIZE, PrefixCache(BLOCK_SIZE) if cache is None else cache)
+    cache = PrefixCache(BLOCK_SIZE, tokens=SortedBlockTokens()) if cache is None else cache
+    return KVAllocator(NUM_BLOCKS, BLOCK_SIZE, cache)
 
 
 def started(kv: KVAllocator, num_tokens: int) -> Request:
@@ -36,7 +42,7 @@ def test_a_match_leaves_a_token_to_compute() -> None:
     kv.computed(first, 0, 9)
     assert kv.match(request_of(9)) == PrefixMatch(tuple(first.block_table[:2]))
     other = queued("r", first.asked.prompt_token_ids[:8])
-    assert kv.match(other) == PrefixMatch(tuple(first.block_table[:1]))
+    assert kv.match(other) == PrefixMatch((first.block_table[0],), None, (first.block_table[1],), 3)
 
 
 def test_a_prefix_is_shared_and_counted_once() -> None:
@@ -46,6 +52,77 @@ def test_a_prefix_is_shared_and_counted_once() -> None:
     second = started(kv, 9)
     assert second.num_computed_tokens == 8 and second.block_table[:2] == first.block_table[:2]
     assert kv.stats.held == 4 and (kv.prefix_queries, kv.prefix_hits) == (18, 8)
+
+
+def remembered(kv: KVAllocator) -> set[bytes]:
+    """Returns the hashes of the blocks whose tokens are remembered."""
+    assert isinstance(kv._cache, PrefixCache) and isinstance(kv._cache._tokens, SortedBlockTokens)
+    return set(kv._cache._tokens._place_of)
+
+
+def test_the_first_tokens_of_a_block_are_copied() -> None:
+    kv = allocator()
+    first = started(kv, 13)
+    kv.computed(first, 0, 13)
+    kv.free(first)
+    second = queued("r", [*first.asked.prompt_token_ids[:7], 99, 99, 99])
+    assert kv.try_start(second, kv.match(second), spare=0)
+    assert second.num_computed_tokens == 7 == kv.prefix_hits and len(second.block_table) == 3
+    ((source, own),) = second.block_copies
+    assert kv._cache.holds(source) and own == second.block_table[1] != source
+    assert kv._pool.ref_count(source) == 1, "nobody may write it yet"
+    kv.computed(second, 7, 10)
+    assert kv._pool.ref_count(source) == 0 and second.block_copies == ()
+    assert kv.stats.held == 3 and kv.stats.cached == 2
+
+
+def test_what_a_request_would_have_copied_is_given_back_with_the_rest() -> None:
+    kv = allocator()
+    kv.computed(started(kv, 9), 0, 9)
+    request = queued("r", [0, 1, 2, 3, 4, 5, 99, 99])
+    assert kv.try_start(request, kv.match(request), spare=0) and request.block_copies
+    kv.free(request)
+    assert kv.stats.held == 3 and request.block_copies == ()
+
+
+def test_a_draft_model_does_not_run_before_its_blocks_are_copied() -> None:
+    kv = allocator()
+    kv.computed(started(kv, 9), 0, 9)
+    request = queued("r", [0, 1, 2, 3, 4, 5], output_token_ids=[6])
+    assert kv.try_start(request, kv.match(request), spare=0) and not request.needs_prefill
+    share = drafted_share(kv, request, PlannedDraft((7,), 3), spare=0)
+    assert (share.start, share.block_copies, share.num_wanted) == (6, request.block_copies, 0)
+    assert [*share.token_ids] == [6, 7], "drafts that take no model"
+    kv.computed(request, 6, 7)
+    assert drafted_share(kv, request, PlannedDraft((7,), 3), spare=0).num_wanted == 3
+
+
+def test_without_room_for_what_is_copied_it_is_computed() -> None:
+    kv = allocator()
+    first = started(kv, 9)
+    kv.computed(first, 0, 9)
+    kv.free(first)
+    request = queued("r", [0, 1, 2, 3, 4, 5, *range(50, 84)])
+    assert kv.try_start(request, kv.match(request), spare=0)
+    assert len(request.block_table) == NUM_BLOCKS and request.num_computed_tokens == 4 and not request.block_copies
+
+
+def test_few_tokens_are_not_worth_a_copy() -> None:
+    kv = KVAllocator(NUM_BLOCKS, 16, PrefixCache(16, tokens=SortedBlockTokens()))
+    first = started(kv, 17)
+    kv.computed(first, 0, 17)
+    for num_equal, num_copied in ((3, 0), (4, 4), (15, 15)):
+        request = queued("r", [*first.asked.prompt_token_ids[:num_equal], 99, 99])
+        assert kv.match(request).num_copied_tokens == num_copied
+
+
+def test_parts_of_blocks_have_salts_too() -> None:
+    kv = allocator()
+    kv.computed(started(kv, 9), 0, 9)
+    assert kv.match(queued("r", [0, 1, 2, 99])).num_copied_tokens == 3
+    assert kv.match(queued("r", [0, 1, 2, 99], cache_salt="other")) == PrefixMatch()
+    kv.reset()
+    assert kv.match(queued("r", [0, 1, 2, 99])) == PrefixMatch() and remembered(kv) == set()
 
 
 def test_what_is_freed_is_still_found() -> None:
@@ -94,6 +171,10 @@ def test_without_enough_blocks_no_slot_is_taken() -> None:
     assert request.state_slot is None and (slots.num_free, slots.num_held) == (2, 0)
 
 
+def held_by(request: Request) -> list[int]:
+    return [*request.block_table, *(source for source, _ in request.block_copies)]
+
+
 class KVAllocatorMachine(RuleBasedStateMachine):
     """Requests start, grow, draft, are computed, trimmed and freed in any order."""
 
@@ -111,6 +192,8 @@ class KVAllocatorMachine(RuleBasedStateMachine):
         if self.kv.try_start(request, self.kv.match(request), spare):
             assert self.kv.stats.free + self.kv.stats.cached >= spare
             assert request.num_computed_tokens < request.num_tokens
+            num_shared, num_copied = divmod(request.num_computed_tokens, BLOCK_SIZE)
+            assert [own for _, own in request.block_copies] == request.block_table[num_shared:][: min(num_copied, 1)]
             self.running.append(request)
         else:
             assert self.snapshot() == before and request.block_table == []
@@ -139,13 +222,20 @@ class KVAllocatorMachine(RuleBasedStateMachine):
     def end(self, request: Request) -> None:
         self.kv.free(request)
         self.running = [each for each in self.running if each is not request]
-        assert (request.block_table, request.num_computed_tokens) == ([], 0)
+        assert (request.block_table, request.block_copies, request.num_computed_tokens) == ([], (), 0)
 
     @invariant()
     def blocks_add_up(self) -> None:
         stats = self.kv.stats
         assert stats.free + stats.held + stats.cached == NUM_BLOCKS
-        assert stats.held == len({block for each in self.running for block in each.block_table})
+        held = [*chain.from_iterable(map(held_by, self.running))]
+        assert stats.held == len(set(held))
+        assert all(self.kv._pool.ref_count(block) == held.count(block) for block in range(NUM_BLOCKS))
+
+    @invariant()
+    def tokens_are_remembered_of_cached_blocks_alone(self) -> None:
+        cache = self.kv._cache
+        assert isinstance(cache, PrefixCache) and remembered(self.kv) == set(cache._block_of_hash)
 
     @invariant()
     def blocks_that_are_still_written_belong_to_one_request(self) -> None:

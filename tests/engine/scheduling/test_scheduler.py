@@ -151,8 +151,8 @@ def test_a_full_prefix_hit_still_computes_one_token() -> None:
         add(engine, name, range(1, 9), max_tokens=1)
         updates = run_to_end(engine)
     first = updates["b"][0].first
-    assert first is not None and first.num_cached_tokens == 4
-    assert [len(batch.requests[0].token_ids) for batch in batches(engine)] == [8, 4]
+    assert first is not None and first.num_cached_tokens == 7
+    assert [len(batch.requests[0].token_ids) for batch in batches(engine)] == [8, 1]
 
 
 def test_only_equal_salts_share_a_prefix() -> None:
@@ -163,7 +163,7 @@ def test_only_equal_salts_share_a_prefix() -> None:
         first = run_to_end(engine)[name][0].first
         assert first is not None
         hits.append(first.num_cached_tokens)
-    assert hits == [0, 0, 4]
+    assert hits == [0, 0, 7]
 
 
 def test_a_request_that_scores_its_prompt_takes_no_prefix_hits() -> None:

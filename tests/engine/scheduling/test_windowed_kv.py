@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.kv_groups import ONE_GROUP, KVGroups, groups_of
 from engine.core.request import Request
+from engine.scheduling.block_tokens import SortedBlockTokens
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.scheduling.windowed_kv import WindowedKVAllocator
@@ -30,7 +31,8 @@ def request_of(num_tokens: int, first: int = 0) -> Request:
 def allocator(
     groups: KVGroups = MIXED, num_blocks: int = 60, max_chunk: int = 8, cache: BlockCache | None = None
 ) -> WindowedKVAllocator:
-    cache = PrefixCache(BLOCK_SIZE, num_groups=groups.num_groups) if cache is None else cache
+    tokens = SortedBlockTokens()
+    cache = PrefixCache(BLOCK_SIZE, num_groups=groups.num_groups, tokens=tokens) if cache is None else cache
     return WindowedKVAllocator(num_blocks, BLOCK_SIZE, cache, groups, max_chunk)
 
 
@@ -140,6 +142,22 @@ def test_the_deepest_prefix_is_found_of_which_all_that_is_seen_is_there(
     assert len(kv.match(request_of(num_tokens)).block_ids) == deepest
 
 
+def test_a_part_of_a_block_is_copied_in_all_groups() -> None:
+    kv = allocator()
+    first = started(kv, request_of(41))
+    compute(kv, first)
+    kv.free(first)
+    second = started(kv, queued("r", [*first.asked.prompt_token_ids[:39], 99]))
+    sources = [kv._cache.find(first, 9, group) for group in range(MIXED.num_groups)]
+    tables = [second.block_table, *second.window_tables]
+    assert second.num_computed_tokens == 39
+    assert second.block_copies == tuple((source, table[9]) for source, table in zip(sources, tables, strict=True))
+    kv.free(second)
+    assert sources[2] is not None
+    kv._pool.drop([sources[2]])
+    assert kv.match(second).num_tokens(BLOCK_SIZE) == 36, "one group has computed it no longer"
+
+
 def test_dropping_a_prefix_drops_it_in_all_groups() -> None:
     kv = allocator()
     first = started(kv, request_of(21))
@@ -241,6 +259,7 @@ class WindowedMachine(RuleBasedStateMachine):
         stats = self.kv.stats
         assert stats.free + stats.held + stats.cached == self.num_blocks
         held = [block for each in self.running for block in self.visible(each)]
+        held += [source for each in self.running for source, _ in each.block_copies]
         assert stats.held == len({*held})
         assert all(self.kv._pool.ref_count(block) == held.count(block) for block in range(self.num_blocks))
 
