@@ -15,7 +15,8 @@ class CacheSteering(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CachedPrefixes(msgspec.Struct, frozen=True):
-    """What is cached of the ended requests of one tenant and key. Tokens are those of full blocks."""
+    """What is cached of the ended requests of one tenant and key. Tokens are those of full blocks, which all layers
+    have: where some give back what is before their windows, a prefix may be found of which less is told here."""
 
     key: str
     num_tokens: int

@@ -49,9 +49,9 @@ class PrefixSteering:
 
     def _cached(self, key: str, use: KeyUse, now_s: float, count_stored: CountStored) -> CachedPrefixes:
         hashes = list(use.block_hashes)
-        in_memory = self._in_memory(hashes)
-        absent = [each for each in hashes if self._cache.block_of(each) is None]
-        deadlines = [each for block_id in in_memory if (each := self._pool.deadline_s(block_id)) is not None]
+        in_memory = [blocks for each in hashes if (blocks := self._cache.whole(each))]
+        absent = [each for each in hashes if not self._cache.whole(each)]
+        deadlines = [each for blocks in in_memory if (each := self._deadline_s(blocks)) is not None]
         return CachedPrefixes(
             key=key,
             num_tokens=(len(in_memory) + count_stored(absent)) * self._block_size,
@@ -62,9 +62,10 @@ class PrefixSteering:
             retained_s=max(deadlines, default=now_s) - now_s,
         )
 
-    def _in_memory(self, block_hashes: Sequence[bytes]) -> list[int]:
-        blocks = map(self._cache.block_of, block_hashes)
-        return [block_id for block_id in blocks if block_id is not None]
+    def _deadline_s(self, block_ids: Sequence[int]) -> float | None:
+        """Returns until when all of these blocks are retained; None if one of them is not."""
+        deadlines = [each for block_id in block_ids if (each := self._pool.deadline_s(block_id)) is not None]
+        return min(deadlines) if len(deadlines) == len(block_ids) else None
 
     def _in_all_groups(self, block_hashes: Sequence[bytes]) -> list[int]:
         return [block_id for each in block_hashes for block_id in self._cache.blocks_of(each)]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.core.cache_steering import CacheSteering
 from engine.core.kv_groups import ONE_GROUP, KVGroups, groups_of
 from engine.core.request import Request
 from engine.scheduling.block_tokens import SortedBlockTokens
@@ -156,6 +157,21 @@ def test_a_part_of_a_block_is_copied_in_all_groups() -> None:
     assert sources[2] is not None
     kv._pool.drop([sources[2]])
     assert kv.match(second).num_tokens(BLOCK_SIZE) == 36, "one group has computed it no longer"
+
+
+def test_tokens_are_told_of_that_all_groups_have() -> None:
+    cache = PrefixCache(BLOCK_SIZE, num_groups=MIXED.num_groups)
+    kv = WindowedKVAllocator(60, BLOCK_SIZE, cache, MIXED, 8, max_retained=4)
+    first = started(kv, queued("r", range(41), steering=CacheSteering(retain_s=9.0)))
+    compute(kv, first)
+    kv.free(first)
+    (told,) = kv.cached_prefixes("", 0.0)
+    assert (told.num_tokens, told.num_memory_tokens, told.num_retained_tokens) == (40, 40, BLOCK_SIZE)
+    (lost,) = [cache.find(first, 5, 2)]
+    assert lost is not None
+    kv._pool.drop([lost])
+    (told,) = kv.cached_prefixes("", 0.0)
+    assert (told.num_tokens, told.num_memory_tokens) == (36, 36)
 
 
 def test_dropping_a_prefix_drops_it_in_all_groups() -> None:
