@@ -24,6 +24,7 @@ LEAST = {
     "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1", "--drafts", "int4"),
     "grammar": ("--rows", "2", "--steps", "3"),
     "kv_formats": ("--windows", "1"),
+    "kv_store": ("--model", str(EMBEDDED), "--tokens", "100", "--prompts", "1"),
     "linear": ("--seconds", "0.001"),
     "memory": ("--minutes", "0.02", "--concurrency", "2"),
     "predictions": ("--model", str(EMBEDDED), "--max-tokens", "60", "--edits", "2", "--rounds", "1"),
@@ -33,7 +34,18 @@ LEAST = {
 }
 
 
-LONG = {"adapters", "attention", "drafts", "kv_formats", "linear", "memory", "predictions", "quantization", "serving"}
+LONG = {
+    "adapters",
+    "attention",
+    "drafts",
+    "kv_formats",
+    "kv_store",
+    "linear",
+    "memory",
+    "predictions",
+    "quantization",
+    "serving",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in programs()])
