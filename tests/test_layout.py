@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def imported_modules(path: Path) -> set[str]:
     """Every module that a file names in an import, wherever in the file it stands, type-only imports included."""
     package = path.relative_to(ROOT).parent.parts

@@ -12,7 +12,7 @@ import torch
 from tests.engine.model.fused_models import LAYERS, PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
-SLOW = ("qwen2", "qwen3", "gemma2", "mistral", "mixtral", "qwen3_moe", "smollm3", "phi3", "deepseek_v3")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "mistral", "mixtral", "qwen3_moe", "smollm3", "phi3", "deepseek_v3")
 FUSED = PARTS | {
     "smollm3": PARTS["llama"],
     "phi3": PARTS["llama"],
@@ -32,8 +32,9 @@ def output_of(*program: str, **settings: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton_device")
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_fused_model_is_as_exact_as_the_plain_one(name: str) -> None:
     lines = [json.loads(line) for line in output_of("tests.gpu.fused_errors", name).splitlines()]
     assert len(lines) == len(ROUNDING)
@@ -49,6 +50,7 @@ def fused_parts(name: str) -> dict[str, int]:
     return parts | {"FusedRotaryEmbedding": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton_device")
 def test_segments_of_products_are_added_alike_along_with_a_norm_and_alone() -> None:
     assert json.loads(output_of("tests.gpu.fused_errors", "segments")) is True
