@@ -83,9 +83,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return self._left_of(self.deadline_s)
 
     @property
+    def ttft_left_s(self) -> float | None:
+        """Seconds until its first token is due; None if the client asks for no time."""
+        return self._left_of(self.ttft_limit_s)
+
+    @property
     def patience_s(self) -> float | None:
         """The longest predicted wait with which admission makes sense; None if there is no limit."""
-        limits = (self.max_queue_s, self.left_s, self._left_of(self.ttft_limit_s))
+        limits = (self.max_queue_s, self.left_s, self.ttft_left_s)
         return min((limit_s for limit_s in limits if limit_s is not None), default=None)
 
     def _left_of(self, limit_s: float | None) -> float | None:

@@ -14,9 +14,10 @@ from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
 from server.core.errors import BadRequestError
-from server.core.request_record import record_of
+from server.core.request_record import RequestRecord, record_of
 from server.core.timings import PhaseReport, TokenCounts, complete_headers
 from server.generation.fan_out import generate_all
+from server.generation.promises import promises_of
 from server.protocol.prefill import PrefillRequest, PrefillResponse
 from server.routes.documented import error_responses
 from server.routes.json_route import JsonRoute
@@ -35,9 +36,10 @@ router = APIRouter(route_class=JsonRoute, tags=["Roles"])
 async def prefill(body: PrefillRequest, request: Request) -> Response:
     """Compute a prompt, and answer when its full blocks are in the KV store. For servers with `--role decode`."""
     context, record = context_of(request), record_of(request.scope)
-    generation = _generation(body, record.request_id, record.arrival_s)
-    fingerprint = context.backend.engine.info.kv_fingerprint
-    if body.kv_fingerprint != fingerprint:
+    info = context.backend.engine.info
+    record.promises = promises_of(request.headers, info, tokens_per_step=1)
+    generation = _generation(body, record)
+    if body.kv_fingerprint != info.kv_fingerprint:
         message = "its engine and this server's must have the same model, settings, version and kind of CPU"
         raise BadRequestError(f"What the decode server's engine computes differs: {message}.", "kv_fingerprint")
     async with aclosing(generate_all(context.backend.engine, [generation])) as outputs:
@@ -50,12 +52,12 @@ async def prefill(body: PrefillRequest, request: Request) -> Response:
     return Response(msgspec.json.encode(answer), headers=complete_headers(timings), media_type="application/json")
 
 
-def _generation(body: PrefillRequest, request_id: str, arrival_s: float) -> GenerationRequest:
+def _generation(body: PrefillRequest, record: RequestRecord) -> GenerationRequest:
     return GenerationRequest(
         prompt_token_ids=body.token_ids,
         params=_PARAMS,
-        arrival_s=arrival_s,
-        client_request_id=request_id,
+        arrival_s=record.arrival_s,
+        client_request_id=record.request_id,
         priority=body.priority,
         tenant=body.tenant,
         weight=body.weight,
@@ -65,6 +67,7 @@ def _generation(body: PrefillRequest, request_id: str, arrival_s: float) -> Gene
         until_stored=True,
         num_announced_tokens=min(body.stored_tokens, len(body.token_ids) - 1),
         max_queue_s=None if body.max_queue_ms is None else body.max_queue_ms / 1e3,
+        ttft_limit_s=record.promises.ttft_s,
         deadline_s=None if body.deadline_ms is None else body.deadline_ms / 1e3,
     )
 

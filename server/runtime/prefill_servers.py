@@ -13,6 +13,7 @@ import msgspec
 from engine.client.prefill_servers import Prefix
 from engine.core.errors import RemotePrefillError
 from engine.core.generation_request import GenerationRequest
+from server.core.promises import TTFT_HEADER
 from server.routing.policy import PrefixAwarePolicy
 from server.routing.prompt_digests import prompt_of_tokens
 from server.routing.replica_loads import ReplicaLoad
@@ -86,7 +87,7 @@ class HttpPrefillServers:
         asked_s = time.monotonic()
         try:
             body, timeout = msgspec.json.encode(_body(prefix)), httpx.Timeout(timeout_s, connect=_CONNECT_S)
-            headers = {**prefix.request.trace_headers, **_JSON}
+            headers = {**prefix.request.trace_headers, **_promises(prefix.request), **_JSON}
             answer = await self._http.post(f"{url}/v1/prefill", content=body, headers=headers, timeout=timeout)
             if answer.status_code < 500:
                 self._pause_s[url] = 0.0
@@ -104,6 +105,12 @@ class HttpPrefillServers:
 
 
 _JSON = {"Content-Type": "application/json"}
+
+
+def _promises(request: GenerationRequest) -> dict[str, str]:
+    """Returns the header with the time that is left for a first token, if the client asks for one."""
+    left_s = request.ttft_left_s
+    return {} if left_s is None else {TTFT_HEADER: f"{max(left_s * 1e3, 1):.0f}"}
 
 
 def _body(prefix: Prefix) -> dict[str, object]:

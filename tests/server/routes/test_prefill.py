@@ -37,6 +37,16 @@ def test_it_computes_a_prompt_for_whom_it_is_told(prefill: LiveServer) -> None:
     assert request.num_announced_tokens == 2, "one token at least is computed"
 
 
+def test_it_promises_a_first_token_as_servers_do_that_answer(prefill: LiveServer) -> None:
+    assert prefill.post_json("/v1/prefill", BODY, {"x-slo-ttft-ms": "2500"}).status_code == 200
+    assert prefill.engine.requests[-1].ttft_limit_s == 2.5
+    prefill.wait_until_idle()
+    kept = 'twostep_slo_requests_total{outcome="kept",slo="ttft"} 1.0'
+    assert kept in prefill.client.get("/metrics").text
+    refused = prefill.post_json("/v1/prefill", BODY, {"x-slo-ttft-ms": "soon"})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "x-slo-ttft-ms")
+
+
 def told_of_requests(server: LiveServer) -> list[dict[str, Any]]:
     server.wait_until_idle()
     requests: list[dict[str, Any]] = server.client.get("/stats/timeline").json()["requests"]

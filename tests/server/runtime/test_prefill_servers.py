@@ -101,6 +101,14 @@ def test_a_server_is_told_the_trace_and_nothing_in_place_of_what_it_must_know() 
     assert (request.headers["traceparent"], request.headers["content-type"]) == ("00-a-b-01", "application/json")
 
 
+def test_a_server_is_told_when_the_first_token_is_due() -> None:
+    servers = Servers({A: stored, B: stored})
+    since = {"arrival_s": time.monotonic()}
+    assert servers.compute(prefix(**since, ttft_limit_s=9.0), prefix(**since), prefix(ttft_limit_s=1e-9)) == [512] * 3
+    soon, whenever, late = (request.headers.get("x-slo-ttft-ms") for request in servers.asked)
+    assert soon and 8000 < int(soon) <= 9000 and whenever is None and late == "1"
+
+
 def test_prompts_go_where_their_beginning_went_and_others_elsewhere() -> None:
     servers = Servers({A: stored, B: stored})
     servers.compute(*(prefix(first) for first in (1, 2, 1, 2, 1)))
