@@ -10,6 +10,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
+import anyio.lowlevel
+
 from engine.core.errors import EngineUnavailableError, TwostepError
 from server.core.errors import NotReadyError
 from server.metrics.metrics import Metrics
@@ -95,6 +97,7 @@ class Lifecycle:
                 self._idle.set()
 
     async def _hold_backend(self) -> None:
+        await anyio.lowlevel.checkpoint()  # imports anyio's backend, for which a first stream would wait
         try:
             async with self._open_backend(self._metrics) as self._backend:
                 engine = self._backend.engine

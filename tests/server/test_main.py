@@ -35,6 +35,17 @@ from server.__main__ import main
 sys.exit(main())
 """
 
+FIRST_REQUEST = """
+import sys
+from tests.server.live_server import live_server
+
+with live_server() as server:
+    server.client.get("/health")
+    before = set(sys.modules)
+    server.complete("Hi", stream=True, max_tokens=2).raise_for_status()
+    print("imported:", sorted(set(sys.modules) - before))
+"""
+
 FINISHED = """
 import atexit, signal, sys
 
@@ -53,6 +64,11 @@ def test_an_interrupted_import_says_nothing() -> None:
 def test_what_follows_may_catch_an_interrupt() -> None:
     result = subprocess.run([sys.executable, "-c", FINISHED], capture_output=True, text=True)
     assert result.stdout == "default_int_handler\n"
+
+
+def test_a_first_stream_imports_nothing() -> None:
+    result = subprocess.run([sys.executable, "-c", FIRST_REQUEST], capture_output=True, text=True)
+    assert "imported: []" in result.stdout.splitlines(), result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--api-keys-file", "keys.yaml"], 0), ([], -signal.SIGHUP)])
