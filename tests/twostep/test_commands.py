@@ -12,11 +12,11 @@ import pytest
 
 from engine.core.kv_groups import ONE_GROUP, KVGroups
 from engine.core.machine import AttentionSize, Ceilings, ModelSize
-from engine.model.planning.layer_trial import StepSeconds
 from server.settings.settings import Settings
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.soak.server import ROOT
 from twostep.cli import main
+from twostep.commands.burst import BurstTimes
 from twostep.commands.client import Answer
 from twostep.commands.completion import flags_of_commands
 from twostep.commands.doctor import Finding, findings_of
@@ -80,6 +80,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["run", "http://127.0.0.1:1", "Hi"], "http://127.0.0.1:1 cannot be asked: "),
         (["run", "http://127.0.0.1:1", "Hi", "--dtype", "x"], "--dtype is a flag of twostep serve"),
         (["run", "m", "Hi", "--raw", "--system", "x"], "--system is for chats"),
+        (["plan", "embedded", "--output-tokens", "0"], "--output-tokens must be at least 1"),
         (["plan", "embedded", "--prompt-tokens", "2048"], "less than the model's context of 2,048 tokens"),
         (["run", "Name three birds."], "name the model before the prompt"),
         (["run", "m", "Hi", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
@@ -286,14 +287,18 @@ def test_a_plans_times_are_those_of_the_roofline() -> None:
 def test_a_plans_times_are_predictions_where_layers_were_measured() -> None:
     asked: list[str] = []
 
-    def measure(quantization: str) -> StepSeconds:
+    def measure(quantization: str) -> list[BurstTimes]:
         asked.append(quantization)
-        return StepSeconds(prompt_s=0.5, prompts_s=0.25, decode_s=(0.01, 0.02, 0.04))
+        return [BurstTimes(0.5, 0.01, 90.0), BurstTimes(2.0, 0.02, 300.0), BurstTimes(8.0, 0.04, 700.0)]
 
     text = plan_with(10, measure=measure)
     assert asked == ["int8", "int4"]  # without rounding it does not fit: nothing to be measured
-    assert " 1 at once: TTFT 0.50 s for the last of them, ITL 10.0 ms (memory), 100 tokens/s\n" in text
-    assert " 8 at once: TTFT 2.00 s" in text and "32 at once: TTFT 8.00 s" in text and "800 tokens/s\n" in text
+    assert " 1 at once: TTFT 0.50 s for the last of them, ITL 10.0 ms (memory), 90 tokens/s\n" in text
+    assert " 8 at once: TTFT 2.00 s" in text and "32 at once: TTFT 8.00 s" in text and "700 tokens/s\n" in text
+
+
+def test_a_plan_says_that_it_knows_nothing_of_gpus() -> None:
+    assert "GPU" not in plan_with(64) and "on the H100: below is what the CPU takes" in plan_with(64, gpu="H100")
 
 
 def test_embeddings_keep_sixteen_bits() -> None:

@@ -7,7 +7,7 @@ a multiple of these, and each further layer takes what those between the two tak
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,44 +16,51 @@ from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.core.sampling_params import SamplingParams
+from engine.core.step_seconds import StepSeconds
 from engine.model.first_layers import keep_layers
 from engine.model.loader import read_hf_config
 from engine.model.planning.estimate import Estimate
 from engine.model.setup import load_model_runner
 from engine.runner.model_runner import ModelRunner
 
-__all__ = ["StepSeconds", "depths_of", "predict_steps"]
+__all__ = ["depths_of", "predict_steps"]
 
 _MAX_LAYER_BYTES = 1 << 30  # of weights in 16 bits
-_MAX_RUNS, _BUDGET_S = 21, 2.0
+_MAX_RUNS, _BUDGET_S = 21, 1.5
+_MIN_CHUNK = 16
+_STRIDE = 7919  # a prime: neighbours are different tokens
+_PARAMS = SamplingParams()
 
 
-class StepSeconds(NamedTuple):
-    """What steps take."""
-
-    prompt_s: float
-    """Of one prompt."""
-    prompts_s: float
-    """Of each of as many prompts as a step takes."""
-    decode_s: tuple[float, ...]
-    """Of a token of each request, for each number of requests."""
-
-
-def predict_steps(config: EngineConfig, found: Estimate, prompt_tokens: int, clients: Sequence[int]) -> StepSeconds:
-    """Returns what steps of prompts of this length take, and of tokens after them, for each number of clients. Takes
+def predict_steps(config: EngineConfig, found: Estimate, prompt_tokens: int, max_clients: int) -> StepSeconds:
+    """Returns what steps of prompts of this length take, and of tokens after them, for up to so many clients. Takes
     memory and time for a few layers and the head. Raises ModelError or ConfigError."""
-    depths = depths_of(found)
-    num_prompts = max(1, config.limits_on("cpu").max_num_batched_tokens // prompt_tokens)
-    shape = _Shape(prompt_tokens, -(-(prompt_tokens + 1) // config.block_size))
+    depths, shape = depths_of(found), _Shape(prompt_tokens, -(-(prompt_tokens + 1) // config.block_size))
+    prefill = _prefill_sizes(prompt_tokens, config.limits_on("cpu").max_num_batched_tokens)
+    decode = [*_powers(2, max_clients), max_clients]
     try:
-        trials = [_load(config, depth, shape, max(*clients, num_prompts)) for depth in depths]
-        one, many = (_predicted(found, trials, Phase.PREFILL, count) for count in (1, num_prompts))
-        decode = tuple(_predicted(found, trials, Phase.DECODE, count) for count in clients)
+        trials = [_load(config, depth, shape, max(max_clients, prefill[-1] // prompt_tokens)) for depth in depths]
+        return StepSeconds(
+            tuple((size, _predicted(found, trials, Phase.PREFILL, size)) for size in prefill),
+            tuple((size, _predicted(found, trials, Phase.DECODE, size)) for size in decode),
+        )
     except TwostepError:
         raise
     except Exception as error:  # of transformers' code, which builds the model
         raise ModelError(f"A part of {config.model} cannot be tried: {reason_of(error)}") from error
-    return StepSeconds(one, many / num_prompts, decode)
+
+
+def _prefill_sizes(prompt_tokens: int, max_tokens: int) -> list[int]:
+    """Returns the tokens of steps: of a prompt in parts and whole, and of as many whole ones as fit."""
+    largest = min(prompt_tokens, max_tokens)
+    whole = max_tokens // prompt_tokens * prompt_tokens
+    return [*_powers(4, largest), largest] + ([whole] if whole > largest else [])
+
+
+def _powers(base: int, limit: int) -> list[int]:
+    """Returns the powers of a base that are less than a limit, for prompts those of so many tokens as a part has."""
+    powers = [base**exponent for exponent in range(limit.bit_length())]
+    return [each for each in powers if each < limit and (base == 2 or each >= _MIN_CHUNK)]
 
 
 def depths_of(found: Estimate) -> tuple[int, ...]:
@@ -78,24 +85,44 @@ class _Trial(NamedTuple):
     num_layers: int
     runner: ModelRunner
     shape: _Shape
+    vocab_size: int
     num_slots: int
     """Of recurrent states; 0 without any."""
 
-    def run(self, phase: Phase, count: int) -> float:
-        """Runs a step of so many requests, and returns its seconds. What the cache holds changes nothing of these."""
-        batch = Batch(phase, tuple(self._request(index, phase) for index in range(count)))
+    def run(self, phase: Phase, size: int, number: int) -> float:
+        """Runs a step of so many tokens of prompts, or of so many requests that decode, and returns its seconds. What
+        the cache holds changes nothing of these. Runs of different numbers have different tokens, which choose other
+        experts."""
+        requests = self._prompts(size, number) if phase is Phase.PREFILL else self._decoding(size, number)
+        batch = Batch(phase, tuple(requests))
         run = self.runner.prefill if phase is Phase.PREFILL else self.runner.decode
         started_s = time.perf_counter()
         run(batch)
         return time.perf_counter() - started_s
 
-    def _request(self, index: int, phase: Phase) -> ScheduledRequest:
-        prompt = [index] * self.shape.prompt_tokens
+    def _prompts(self, num_tokens: int, number: int) -> Iterator[ScheduledRequest]:
+        """Yields whole prompts, or a part of one from its middle, which attends to as many tokens as its parts do on
+        average."""
+        length = min(num_tokens, self.shape.prompt_tokens)
+        for index in range(num_tokens // length):
+            yield self._request(
+                index, self._tokens(index + number, length), (self.shape.prompt_tokens - length) // 2, []
+            )
+
+    def _decoding(self, num_requests: int, number: int) -> Iterator[ScheduledRequest]:
+        for index in range(num_requests):
+            token = self._tokens(index + number * num_requests, 1)
+            yield self._request(index, token, self.shape.prompt_tokens, token)
+
+    def _tokens(self, first: int, count: int) -> list[int]:
+        return [position * _STRIDE % self.vocab_size for position in range(first, first + count)]
+
+    def _request(self, index: int, tokens: list[int], start: int, output: list[int]) -> ScheduledRequest:
         table = tuple(range(index * self.shape.num_blocks, (index + 1) * self.shape.num_blocks))
-        start, output = (0, []) if phase is Phase.PREFILL else (len(prompt), [index])
         slot = index % self.num_slots if self.num_slots else None
+        prompt = self._tokens(index, self.shape.prompt_tokens)
         return ScheduledRequest(
-            str(index), output or prompt, start, table, SamplingParams(), prompt, output, samples=True, state_slot=slot
+            str(index), tokens, start, table, _PARAMS, prompt, output, samples=True, state_slot=slot
         )
 
 
@@ -117,17 +144,17 @@ def _load(config: EngineConfig, num_layers: int, shape: _Shape, num_requests: in
                 num_blocks=num_requests * shape.num_blocks,
             )
         )
-    return _Trial(num_layers, runner, shape, info.num_state_slots or 0)
+    return _Trial(num_layers, runner, shape, info.vocab_size, info.num_state_slots or 0)
 
 
-def _predicted(found: Estimate, trials: Sequence[_Trial], phase: Phase, count: int) -> float:
+def _predicted(found: Estimate, trials: Sequence[_Trial], phase: Phase, size: int) -> float:
     """Returns what such a step of all layers takes. The depths run in turns: what else the machine does meanwhile slows
     both."""
     for trial in trials:
-        trial.run(phase, count)
+        trial.run(phase, size, _MAX_RUNS)
     runs: list[list[float]] = []
     while not runs or (len(runs) < _MAX_RUNS and sum(map(sum, runs)) < _BUDGET_S):
-        runs.append([trial.run(phase, count) for trial in trials])
+        runs.append([trial.run(phase, size, len(runs)) for trial in trials])
     seconds: list[float] = [statistics.median(column) for column in zip(*runs, strict=True)]
     few, many = trials[0].num_layers, trials[-1].num_layers
     each = max(seconds[-1] - seconds[0], 0.0) / max(many - few, 1)

@@ -3,18 +3,20 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 from transformers import AutoModelForCausalLM
 
-from engine.core.batch import Phase
+from engine.core.batch import Batch, Phase
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
+from engine.core.step_seconds import StepSeconds
 from engine.model.first_layers import keep_layers
 from engine.model.planning import layer_trial
 from engine.model.planning.estimate import Estimate, estimate
-from engine.model.planning.layer_trial import StepSeconds, depths_of, predict_steps
+from engine.model.planning.layer_trial import depths_of, predict_steps
 from tests.engine.tiny_models import make_checkpoint, make_config
 
 
@@ -53,14 +55,36 @@ def test_further_layers_take_what_those_between_the_depths_take(
 ) -> None:
     def load(_: EngineConfig, depth: int, *args: object) -> SimpleNamespace:
         return SimpleNamespace(
-            num_layers=depth, run=lambda phase, count: 10.0 * (phase is Phase.PREFILL) + count * depth
+            num_layers=depth, run=lambda phase, size, _: 10.0 * (phase is Phase.PREFILL) + size * depth
         )
 
     monkeypatch.setattr(layer_trial, "_load", load)
-    told = predict_steps(
-        EngineConfig(model=str(checkpoint)), sized(checkpoint, num_layers, 1, layer_bytes), 512, (1, 8)
-    )
-    assert told == StepSeconds(10.0 + num_layers, (10.0 + 4 * num_layers) / 4, (num_layers, 8 * num_layers))
+    told = predict_steps(EngineConfig(model=str(checkpoint)), sized(checkpoint, num_layers, 1, layer_bytes), 512, 5)
+    prefill = tuple((size, 10.0 + size * num_layers) for size in (16, 64, 256, 512, 2048))
+    assert told == StepSeconds(prefill, tuple((size, float(size * num_layers)) for size in (1, 2, 4, 5)))
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "sizes"),
+    [(7, [7, 2044]), (16, [16, 2048]), (1500, [16, 64, 256, 1024, 1500]), (5000, [16, 64, 256, 1024, 2048])],
+)
+def test_parts_of_prompts_whole_ones_and_several_are_tried(prompt_tokens: int, sizes: list[int]) -> None:
+    assert layer_trial._prefill_sizes(prompt_tokens, 2048) == sizes
+
+
+@pytest.mark.parametrize(("size", "spans"), [(24, [(0, 12), (0, 12)]), (12, [(0, 12)]), (4, [(4, 8)])])
+def test_a_part_of_a_prompt_is_its_middle(size: int, spans: list[tuple[int, int]]) -> None:
+    seen: list[Batch] = []
+    runner: Any = SimpleNamespace(prefill=seen.append, decode=seen.append)
+    trial = layer_trial._Trial(1, runner, layer_trial._Shape(12, 1), vocab_size=100, num_slots=0)
+    trial.run(Phase.PREFILL, size, 0)
+    [batch] = seen
+    assert [(each.start, each.end) for each in batch.requests] == spans and batch.num_tokens == size
+    assert len(set(batch.requests[0].token_ids)) == len(batch.requests[0].token_ids)  # or all choose the same experts
+    trial.run(Phase.DECODE, 3, 0)
+    trial.run(Phase.DECODE, 3, 1)
+    assert [(each.start, each.end) for each in seen[1].requests] == [(12, 13)] * 3
+    assert len({each.token_ids[0] for batch in seen[1:] for each in batch.requests}) == 6
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -72,13 +96,13 @@ def test_layers_run_without_any_weights(
     found = estimate(str(tmp_path))
     assert depths_of(found) == (1, 2)
     config = EngineConfig(model=str(tmp_path), quantization=quantization, device="cpu")
-    told = predict_steps(config, found, 20, (1, 3))
-    assert all(seconds > 0 for seconds in (told.prompt_s, told.prompts_s, *told.decode_s))
+    told = predict_steps(config, found, 20, 3)
+    assert all(seconds > 0 for _, seconds in (*told.prefill, *told.decode))
 
 
 def test_layers_with_states_run(tmp_path: Path) -> None:
     path = make_checkpoint("lfm2", tmp_path)
-    assert predict_steps(EngineConfig(model=str(path), device="cpu"), estimate(str(path)), 20, (2,)).decode_s[0] > 0
+    assert predict_steps(EngineConfig(model=str(path), device="cpu"), estimate(str(path)), 20, 2).decode[0][1] > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "qwen2"])
@@ -96,4 +120,4 @@ def test_a_part_that_cannot_be_built_is_refused(checkpoint: Path, monkeypatch: p
 
     monkeypatch.setattr(layer_trial, "_load", load)
     with pytest.raises(ModelError, match="cannot be tried: some setting forbids it"):
-        predict_steps(EngineConfig(model=str(checkpoint)), estimate(str(checkpoint)), 7, (1,))
+        predict_steps(EngineConfig(model=str(checkpoint)), estimate(str(checkpoint)), 7, 1)
