@@ -127,8 +127,9 @@ def _machine(info: EngineInfo) -> str:
     in each step."""
     ceilings, floor = info.ceilings, Roofline(info.size, info.ceilings).floor_of_first_token()
     return (
-        f"reads {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s, multiplies {ceilings.flops_per_s / 1e9:,.0f} GFLOP/s "
-        f"({ceilings.dtype}); one stream: at most {1 / floor.seconds:,.0f} steps/s"
+        f"reads {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s from {ceilings.read_from}, "
+        f"multiplies {ceilings.flops_per_s / 1e9:,.0f} GFLOP/s ({ceilings.dtype}); "
+        f"one stream: at most {1 / floor.seconds:,.0f} steps/s"
     )
 
 

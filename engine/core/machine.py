@@ -15,6 +15,12 @@ class Ceilings(msgspec.Struct, frozen=True):
     """Multiplications and additions per second of the fastest GEMM: torch's, or the one with quantized weights."""
     dtype: str = "float32"
     """Type of that GEMM: the model's, float32 on a CPU that does not multiply bfloat16, or the quantization."""
+    reads_cache: bool = False
+    """Whether as many bytes as the model has fit into the CPU's largest cache, so that this is what was read."""
+
+    @property
+    def read_from(self) -> str:
+        return "the processor's cache" if self.reads_cache else "memory"
 
 
 class AttentionSize(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ def totals_of(model: LoadedModel, cache: KVCache, states: StateCache, group: Ran
 def ceilings_of_all(own: Ceilings, group: RankGroup) -> Ceilings:
     """Returns the peaks of all ranks, which have measured their own at the same time."""
     read_bytes_per_s, flops_per_s = group.sum(own.read_bytes_per_s, own.flops_per_s)
-    return Ceilings(read_bytes_per_s, flops_per_s, own.dtype)
+    return msgspec.structs.replace(own, read_bytes_per_s=read_bytes_per_s, flops_per_s=flops_per_s)
 
 
 def _sum(size: ModelSize, group: RankGroup) -> ModelSize:

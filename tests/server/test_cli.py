@@ -307,7 +307,7 @@ class TestBanner:
         banner = ready_banner(settings, INFO, "http://127.0.0.1:1")
         assert "64 KV blocks of 16 tokens = 1,024 tokens" in banner and "secret" not in banner
         assert "(1 MiB of float32, 1,024 bytes a token)" in banner
-        assert "reads 30.0 GB/s, multiplies 2,000 GFLOP/s (float32); one stream: at most 14,298 steps/s" in banner
+        assert "reads 30.0 GB/s from memory, multiplies 2,000 GFLOP/s (float32); one stream: at most 14,298" in banner
         assert "drafts  at most 32 tokens, from texts, predictions, grammars\n" in banner
         line = next(line for line in banner.splitlines() if "curl" in line)
         script = line.strip().replace("curl", "printf '%s|'", 1)

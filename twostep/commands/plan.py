@@ -174,7 +174,10 @@ def lines_of(plan: Plan) -> Iterator[str]:
     yield f"model     {plan.architecture}, {plan.num_weights / 1e9:,.2f} B numbers, context {plan.max_model_len:,}"
     yield f"memory    {plan.available_bytes / _GIB:,.1f} GiB available"
     read, flops = plan.ceilings.read_bytes_per_s / 1e9, plan.ceilings.flops_per_s / 1e9
-    yield f"machine   reads {read:,.1f} GB/s, multiplies {flops:,.0f} GFLOP/s ({plan.ceilings.dtype})"
+    yield (
+        f"machine   reads {read:,.1f} GB/s from {plan.ceilings.read_from}, multiplies {flops:,.0f} GFLOP/s "
+        f"({plan.ceilings.dtype})"
+    )
     if plan.load_per_cpu > 0.5:
         yield "          busy with other programs now: this is too slow, and times below are too long"
     if plan.gpu is not None:

@@ -52,6 +52,28 @@ def test_a_model_reads_as_much_as_it_has() -> None:
     assert machine_ceilings._read_bytes(1 << 40) == 1 << 30
 
 
+@pytest.mark.parametrize(
+    ("weight_bytes", "cache_bytes", "reads", "told"),
+    [
+        (19 << 20, 32 << 20, True, "the processor's cache"),
+        (64 << 20, 32 << 20, False, "memory"),
+        (1, 0, False, "memory"),  # where the system tells of no cache
+    ],
+)
+def test_it_is_told_whether_a_cache_was_read(
+    weight_bytes: int, cache_bytes: int, reads: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_ceilings, "_largest_cache_bytes", lambda: cache_bytes)
+    monkeypatch.setattr(machine_ceilings, "_flops_per_s", lambda *_: 1.0)
+    monkeypatch.setattr(machine_ceilings, "_read_bytes_per_s", lambda *_: 1.0)
+    found = measure_ceilings(CPU, torch.float32, weight_bytes)
+    assert (found.reads_cache, found.read_from) == (reads, told)
+
+
+def test_the_largest_cache_is_no_smaller_than_any_other() -> None:
+    assert 0 <= machine_ceilings._largest_cache_bytes() < 1 << 40
+
+
 @pytest.mark.parametrize(("has_native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_cpu_without_bfloat16_is_measured_in_what_it_multiplies(
     has_native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
