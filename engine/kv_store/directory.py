@@ -166,9 +166,7 @@ class StoreDirectory:
             with suppress(OSError):
                 os.utime(path)
                 file = _file_of(os.stat(path))
-                with self._lock:
-                    if path in self._files:
-                        self._files[path] = file  # in its place: others may have been used since
+                self._resize(path, file)
 
     def _make_room(self, num_bytes: int) -> None:
         """Deletes the least recently used files until `num_bytes` more are within the budget."""
@@ -184,6 +182,13 @@ class StoreDirectory:
         with self._lock:
             self._num_bytes += file.num_bytes
             self._files[path] = file
+
+    def _resize(self, path: str, file: _File) -> None:
+        """Takes over what was found of a file that is known, in its place: others may have been used since."""
+        with self._lock:
+            if known := self._files.get(path):
+                self._num_bytes += file.num_bytes - known.num_bytes
+                self._files[path] = file
 
     def _forget(self, path: str) -> None:
         with self._lock:

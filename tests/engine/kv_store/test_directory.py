@@ -63,6 +63,19 @@ def test_what_another_server_announces_is_stored_until_a_look_tells_otherwise(tm
     assert mine.num_bytes == 10
 
 
+def test_what_is_announced_and_used_before_a_look_counts_once(tmp_path: Path) -> None:
+    mine, theirs = directory(tmp_path), directory(tmp_path)
+    add(theirs, 1)
+    mine.announce([name_of(1)])
+    mine.touch([name_of(1)])
+    mine.write_times()
+    assert mine.num_bytes == 10
+    mine.refresh()
+    assert mine.num_bytes == 10
+    mine.remove(name_of(1))
+    assert mine.num_bytes == 0
+
+
 def test_what_is_announced_while_it_looks_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = directory(tmp_path), directory(tmp_path)
     look = StoreDirectory._look
