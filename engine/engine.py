@@ -235,9 +235,10 @@ class Engine:
             self._queue(request)
 
     def _queue(self, request: Request) -> None:
-        """Queue a request with its drafter. One that another engine process began does not speculate: if a draft killed
-        that process, it does not happen again."""
-        if self._new_drafter is not None and not request.output_token_ids:
+        """Queue a request with its drafter. One that another process of this engine began does not speculate: if a
+        draft killed that process, it does not happen again."""
+        was_begun = len(request.output_token_ids) > len(request.asked.given_token_ids)
+        if self._new_drafter is not None and not was_begun:
             request.may_speculate, request.drafter = True, self._new_drafter(request)
         self._scheduler.add(request)
 

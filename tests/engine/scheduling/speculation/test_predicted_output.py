@@ -66,3 +66,13 @@ def test_a_request_that_goes_on_after_a_restart_does_not_draft() -> None:
     add(engine, "a", [3], max_tokens=40, predicted_token_ids=answer, output_token_ids=answer[:10])
     assert tokens_of(run_to_end(engine)["a"]) == answer[10:]
     assert engine._scheduler.stats.num_drafts == 0
+
+
+def test_a_request_whose_first_tokens_were_given_drafts() -> None:
+    answer = expected_tokens([3], 40)
+    given = answer[:10]
+    engine = predicting()
+    fields = {"predicted_token_ids": answer, "output_token_ids": given, "given_token_ids": tuple(given)}
+    add(engine, "a", [3], max_tokens=40, **fields)
+    assert tokens_of(run_to_end(engine)["a"]) == answer[10:]
+    assert engine._scheduler.stats.num_accepted_drafts >= 20
