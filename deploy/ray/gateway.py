@@ -1,12 +1,11 @@
 """The application's front: speaks HTTP, has the request router choose replicas, and sees streams through."""
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -37,7 +36,11 @@ _HOP_BY_HOP = frozenset({"host", "connection", "content-length", "transfer-encod
 _RAYS = frozenset({"date", "server", "x-request-id"})  # headers that its proxy adds itself
 _LOST = "The replica that had this request is gone, and no other could take it over; try again."
 _GONE = (RayError, RayServeException)  # a replica, or all of a deployment's
-_FOR_ALL = ("/metrics", "/reset_prefix_cache")
+_NONE = "There is no replica that could do it; try again."
+_ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_FOR_ALL = ("/metrics", "/reset_prefix_cache", *_ADAPTERS)
+
+Answer = tuple[Head, bytes]
 
 Continuation = StreamContinuation | TypedContinuation
 _CONTINUATIONS: Mapping[str, Callable[[dict[str, Any]], Continuation]] = {
@@ -88,19 +91,24 @@ class Gateway:
         return await _response(self._retried(call, parsed))
 
     async def _ask_all(self, call: Call) -> Response:
-        """Has every replica do it. The answer is that of the first one that could, or all their metrics."""
-        answers = await self._replicas.broadcast("answer", call).results_async()
+        """Has every replica do it. The answer is that of the first one that could, or all their metrics; an error where
+        only some of them changed their adapters."""
+        answers, num_lost = await _answers(self._replicas, call)
         if call.route == "/metrics":
             if self._prefills is not None:
-                with contextlib.suppress(*_GONE):
-                    answers += await self._prefills.broadcast("answer", call).results_async()
+                answers += (await _answers(self._prefills, call))[0]
             texts = {head.replica: body.decode() for head, body in answers if head.status == 200}
             return Response(merged_metrics(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+        if not answers:
+            return _refused(503, "server_is_overloaded", _NONE)
         head, body = min(answers, key=lambda answer: answer[0].status)
+        if call.route in _ADAPTERS and head.status == 200 and (failures := _failures(answers, num_lost)):
+            return _refused(503, "adapters_differ", failures)
         return Response(body, head.status, dict(_shown(head)))
 
     async def _retried(self, call: Call, parsed: dict[str, Any]) -> Parts:
-        """Yields the parts of a replica's answer; those of another replica if it dies before the body begins."""
+        """Yields the parts of a replica's answer; those of another replica if it dies before the body begins. Raises
+        ReplicaLostError if it dies later and the answer has no form for errors: half a body must not seem whole."""
         moves, has_begun = Moves(self._wait_s), False
         while not has_begun and await moves.may_try():
             try:
@@ -116,7 +124,9 @@ class Gateway:
                 return
             except ReplicaLostError as error:
                 moves.fail(error)
-                if has_begun and parsed.get("stream", call.route in LINE_PATHS) is True:
+                if has_begun and parsed.get("stream", call.route in LINE_PATHS) is not True:
+                    raise
+                if has_begun:
                     yield error_event(call.route, _LOST)
 
     async def _continued(self, call: Call, parsed: dict[str, Any], stream: Continuation) -> Parts:
@@ -200,6 +210,28 @@ async def _response(parts: Parts) -> Response:
                 yield part
 
     return StreamingResponse(data(), head.status, dict(_shown(head)))
+
+
+async def _answers(replicas: DeploymentHandle, call: Call) -> tuple[list[Answer], int]:
+    """Has all replicas of a deployment answer, and returns their answers and how many died instead."""
+    try:
+        results = await replicas.broadcast("answer", call).results_async(return_exceptions=True)
+    except _GONE:
+        return [], 0
+    lost = [each for each in results if isinstance(each, BaseException)]
+    for error in lost:
+        if not isinstance(error, _GONE):
+            raise error
+    return [each for each in results if not isinstance(each, BaseException)], len(lost)
+
+
+def _failures(answers: Sequence[Answer], num_lost: int) -> str:
+    """Returns which replicas did not change their adapters, and why; an empty text if none. One that has no adapter of
+    that name has none to unload."""
+    failed = [f"{head.replica}: {body.decode()}" for head, body in answers if head.status not in (200, 404)]
+    failed += [f"{num_lost} were lost"] * (num_lost > 0)
+    num_done = sum(head.status == 200 for head, _ in answers)
+    return f"Only {num_done} replicas did it. " + "; ".join(failed) if failed else ""
 
 
 async def _body_of(request: Request, max_bytes: int) -> bytes | None:

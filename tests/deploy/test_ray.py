@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from deploy.ray.settings import ClusterSettings
 
 from server.auth.api_keys import digest_of, read_keys  # noqa: E402
-from server.routing.moves import MAX_MOVES  # noqa: E402
+from server.routing.moves import MAX_MOVES, ReplicaLostError  # noqa: E402
 from server.routing.prompt_digests import prompt_of_tokens  # noqa: E402
 
 HEAD = {"id": "cmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp", "seed": 5}
@@ -62,15 +62,19 @@ class Handle:
         self.asked: list[dict[str, Any]] = []
         self.parts: list[Parts] = []
         self.forward = SimpleNamespace(remote=self._forward)
-        self.metrics: str | Exception = "# HELP a A.\n# TYPE a gauge\na 1\n"
+        self.metrics = "# HELP a A.\n# TYPE a gauge\na 1\n"
+        self.gone: Exception | None = None
+        self.answers: list[tuple[Head, bytes] | Exception] | None = None
 
     def options(self, stream: bool) -> "Handle":
         return self
 
     def broadcast(self, method: str, call: Call) -> Any:
-        async def results() -> list[tuple[Head, bytes]]:
-            if isinstance(self.metrics, Exception):
-                raise self.metrics
+        async def results(return_exceptions: bool) -> list[tuple[Head, bytes] | Exception]:
+            if self.gone:
+                raise self.gone
+            if self.answers is not None:
+                return self.answers
             return [(Head(f"replica-{id(self)}", 200, []), self.metrics.encode())]
 
         return SimpleNamespace(results_async=results)
@@ -258,10 +262,52 @@ class TestGateway:
 
     def test_lines_end_with_an_error_unless_they_are_one_answer(self) -> None:
         for body in ({}, {"stream": True}, {"stream": False}):
-            status, data = ask(Handle(streaming(0, 2, dies=True)), body, "/api/chat")
-            assert status == 200 and data.endswith(b'gone, and no other could take it over; try again."}\n') == (
-                body != {"stream": False}
-            )
+            handle = Handle(streaming(0, 2, dies=True))
+            if body == {"stream": False}:
+                with pytest.raises(ReplicaLostError):
+                    ask(handle, body, "/api/chat")
+                continue
+            status, data = ask(handle, body, "/api/chat")
+            assert status == 200 and data.endswith(b'gone, and no other could take it over; try again."}\n')
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+    def test_half_an_answer_breaks_the_connection(self, path: str) -> None:
+        with pytest.raises(ReplicaLostError):
+            ask(Handle(streaming(0, 2, dies=True)), {"prompt": "x"}, path)
+
+    @pytest.mark.parametrize("path", ["/reset_prefix_cache", "/v1/load_lora_adapter"])
+    def test_what_all_are_to_do_needs_one_that_is_there(self, path: str) -> None:
+        handle = Handle()
+        for handle.answers in ([], [RayError()]):
+            assert ask(handle, {}, path)[0] == 503
+        handle.answers, handle.gone = None, RayError()
+        assert ask(handle, {}, path)[0] == 503
+
+    def test_a_replica_that_dies_hides_no_answer_of_the_others(self) -> None:
+        handle = Handle()
+        handle.answers = [RayError(), (Head("b", 500, []), b"no"), (Head("c", 200, []), b"a 1\n")]
+        assert ask(handle, {}, "/reset_prefix_cache") == (200, b"a 1\n")
+        assert ask(handle, {}, "/metrics")[0] == 200
+        handle.answers = [ValueError("a mistake of our own")]
+        with pytest.raises(ValueError, match="mistake"):
+            ask(handle, {}, "/metrics")
+
+    @pytest.mark.parametrize(
+        ("statuses", "num_lost", "expected"),
+        [
+            *[([200, 200], 0, 200), ([404, 200], 0, 200), ([404, 404], 0, 404), ([400, 400], 0, 400)],
+            *[([200, 400], 0, 503), ([200, 200], 1, 503), ([400], 1, 400)],
+        ],
+    )
+    def test_all_replicas_have_the_same_adapters_or_the_answer_is_an_error(
+        self, statuses: list[int], num_lost: int, expected: int
+    ) -> None:
+        handle = Handle()
+        handle.answers = [(Head(f"r{number}", status, []), b"said") for number, status in enumerate(statuses)]
+        handle.answers += [RayError()] * num_lost
+        status, data = ask(handle, {"lora_name": "a"}, "/v1/load_lora_adapter")
+        assert status == expected and not handle.calls
+        assert (b"r1: said" in data) == (statuses == [200, 400])
 
     def test_replicas_get_the_request_as_it_was(self) -> None:
         handle = Handle(streaming(0, 0, status=400))
@@ -314,7 +360,7 @@ class TestPrefillReplicas:
         status, _ = ask(handle, {"token_ids": [1]}, path, prefills=prefills, prefill_key="key", wait_s=0.1)
         assert status == 503, "the decode server computes it then"
         assert ask(handle, {}, "/metrics", prefills=prefills)[1].count(b"\na{") == 2
-        prefills.metrics = error
+        prefills.gone = error
         assert ask(handle, {}, "/metrics", prefills=prefills)[1].count(b"\na{") == 1
 
     def test_without_them_the_path_is_the_replicas_to_refuse(self) -> None:
