@@ -28,7 +28,8 @@ async def list_cache_keys(request: Request, prompt_cache_key: str | None = None)
 @router.delete("/v1/cache", responses=error_responses(401, 503))
 async def drop_cache_keys(request: Request, prompt_cache_key: str | None = None) -> CacheDeletion:
     """Drop what is cached under this `prompt_cache_key`, or under all keys, of this API key: in memory and in the KV
-    store, but not what was used under other keys, too. Requests that run go on."""
+    store, but neither what was used under other keys, too, nor what was computed before the engine last started.
+    Requests that run go on."""
     _engine_of(request).drop_prefixes(tenant_of(request).name, prompt_cache_key)
     return CacheDeletion(prompt_cache_key=prompt_cache_key)
 
