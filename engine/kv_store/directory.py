@@ -14,7 +14,7 @@ import re
 import stat
 import tempfile
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +47,7 @@ class StoreDirectory:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()  # by path, least recently used first
         self._num_bytes = 0
+        self._hidden: Counter[str] = Counter()  # paths of files to be removed, by how often that was asked for
         self._used: dict[str, None] = {}  # paths whose time of use is not on disk yet
         self._unfinished: set[str] = set()  # temporary files that were there at the last look
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,7 +68,8 @@ class StoreDirectory:
         """Returns how many of the first files are there, without a gap."""
         with self._lock:
             for index, name in enumerate(names):
-                if self.path(name) not in self._files:
+                path = self.path(name)
+                if path not in self._files or path in self._hidden:
                     return index
         return len(names)
 
@@ -113,12 +115,24 @@ class StoreDirectory:
         """Forgets a file that is not there, or not yet."""
         self._forget(self.path(name))
 
-    def clear(self) -> None:
-        """Deletes the files of this fingerprint."""
+    @property
+    def names(self) -> list[bytes]:
+        """Names of the files of this fingerprint."""
         with self._lock:
-            own = [path for path in self._files if path.startswith(f"{self._own}/")]
-        for path in own:
-            self._delete(path)
+            paths = [path for path in self._files if path.startswith(f"{self._own}/")]
+        return [bytes.fromhex(os.path.basename(path)) for path in paths]
+
+    def hide(self, names: Sequence[bytes]) -> None:
+        """Takes files as not there, also those that are being added, until `remove_hidden` has removed them."""
+        with self._lock:
+            self._hidden.update(map(self.path, names))
+
+    def remove_hidden(self, names: Sequence[bytes]) -> None:
+        """Removes files that one call of `hide` had; what is added later is there."""
+        for name in names:
+            self.remove(name)
+        with self._lock:
+            self._hidden -= Counter(map(self.path, names))
 
     def refresh(self) -> None:
         """Writes down what was used, looks which files there are, and deletes what is over the budget and what writers

@@ -28,12 +28,11 @@ class KVStore(Protocol):
     def stats(self) -> KVStoreStats: ...
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Deletes these blocks and states, if they are stored or were given to `start` before; they may still be found
-        for a moment."""
+        """Deletes these blocks and states, if they are stored or were given to `start` before. They are found no more,
+        but loads that began before may succeed."""
 
     def clear(self) -> None:
-        """Deletes what is stored of this model, and what was given to `start` before; it may still be found for a
-        moment."""
+        """Does the same with all that is known to be stored of this model."""
 
     def close(self) -> None:
         """Writes what was given to `start`, for a second at most."""

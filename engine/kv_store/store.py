@@ -5,9 +5,9 @@ import os
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -54,6 +54,7 @@ class DiskKVStore:
         self._ended: deque[EndedTransfer] = deque()
         self._has_ended = threading.Event()
         self._num_reads = 0  # under way, or in the queue
+        self._writes: Counter[bytes] = Counter()  # names of what is being written, or in the queue
         self._read_bytes = self._written_bytes = self._num_damaged = 0
         self._write_again_s = self._log_again_s = 0.0
         self._refresh_again_s = time.monotonic() + _REFRESH_S
@@ -63,12 +64,15 @@ class DiskKVStore:
         for transfer in transfers:
             is_load = transfer.direction is Direction.LOAD
             self._num_reads += is_load
+            if not is_load:
+                self._writes[transfer.name] += 1
             (self._to_read if is_load else self._to_write).put(transfer)
 
     def take_ended(self) -> list[EndedTransfer]:
         self._has_ended.clear()
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         self._num_reads -= sum(each.transfer.direction is Direction.LOAD for each in ended)
+        self._writes -= Counter(each.transfer.name for each in ended if each.transfer.direction is Direction.STORE)
         return ended
 
     def wait(self, timeout_s: float) -> None:
@@ -89,10 +93,11 @@ class DiskKVStore:
         )
 
     def remove(self, names: Sequence[bytes]) -> None:
-        self._to_write.put(partial(self._remove, tuple(names)))
+        self._directory.hide(names)
+        self._to_write.put(partial(self._directory.remove_hidden, tuple(names)))
 
     def clear(self) -> None:
-        self._to_write.put(self._directory.clear)
+        self.remove([*{*self._directory.names, *self._writes}])
 
     def close(self) -> None:
         self._to_read.put(None)
@@ -106,7 +111,8 @@ class DiskKVStore:
 
     def _read_all(self) -> None:
         while (transfer := self._to_read.get()) is not None:
-            self._read(transfer)
+            with self._outlived():
+                self._read(transfer)
 
     def _read(self, transfer: Transfer) -> None:
         started_s = time.monotonic()
@@ -136,9 +142,11 @@ class DiskKVStore:
                 work = self._to_write.get(timeout=_REFRESH_S)
                 if work is None:
                     return
-                work() if callable(work) else self._write(work)
+                with self._outlived():
+                    work() if callable(work) else self._write(work)
             if time.monotonic() >= self._refresh_again_s:
-                self._directory.refresh()
+                with self._outlived():
+                    self._directory.refresh()
                 self._refresh_again_s = time.monotonic() + _REFRESH_S
 
     def _write(self, transfer: Transfer) -> None:
@@ -153,10 +161,6 @@ class DiskKVStore:
             self._log("the KV store cannot be written: %s", error)
         finally:
             self._end(transfer, succeeded, started_s)
-
-    def _remove(self, names: Sequence[bytes]) -> None:
-        for name in names:
-            self._directory.remove(name)
 
     def _add(self, transfer: Transfer) -> None:
         memory, place = self._place_of(transfer)
@@ -177,12 +181,20 @@ class DiskKVStore:
         self._ended.append(EndedTransfer(transfer, succeeded, time.monotonic() - started_s))
         self._has_ended.set()
 
-    def _log(self, text: str, *args: object) -> None:
+    @contextmanager
+    def _outlived(self) -> Iterator[None]:
+        """Logs whatever else goes wrong with a piece of work: a thread that ends leaves those behind it unanswered."""
+        try:
+            yield
+        except Exception as error:
+            self._log("the KV store failed: %r", error, trace=True)
+
+    def _log(self, text: str, *args: object, trace: bool = False) -> None:
         """Warns of what may happen with every block: once a minute."""
         now_s = time.monotonic()
         if now_s >= self._log_again_s:
             self._log_again_s = now_s + _LOG_EVERY_S
-            logger.warning(text, *args)
+            logger.warning(text, *args, exc_info=trace)
 
 
 def _thread(name: str, work: Callable[[], None]) -> threading.Thread:

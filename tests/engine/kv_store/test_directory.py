@@ -195,7 +195,7 @@ def test_no_other_file_is_touched(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(1000))
     mine = directory(tmp_path, max_bytes=10)
     add(mine, 1, 2)
-    mine.clear()
+    mine.remove_hidden(mine.names)
     mine.refresh()
     assert on_disk(tmp_path) == set(others)
 
@@ -205,7 +205,9 @@ def test_clearing_leaves_other_models_alone(tmp_path: Path) -> None:
     add(mine, 1)
     add(theirs, 2)
     mine.refresh()
-    mine.clear()
+    mine.hide(mine.names)
+    assert stored(mine) == set() and mine.num_bytes == 20
+    mine.remove_hidden([name_of(1)])
     assert on_disk(tmp_path) == {f"{THEIRS}/{name_of(2).hex()}"} and mine.num_bytes == 10
 
 

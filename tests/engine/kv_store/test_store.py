@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -152,6 +153,43 @@ def test_removed_blocks_are_gone_and_so_are_those_given_before(rig: Rig) -> None
     assert rig.run(Direction.LOAD, (5, 100)) == [False]
 
 
+@pytest.mark.parametrize("clears", [False, True])
+def test_what_is_removed_is_never_found_again_while_the_disk_is_slow(
+    rig: Rig, clears: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what is being written, and what waits for that."""
+    begun, goes_on, writev = threading.Event(), threading.Event(), os.writev
+
+    def wait(fd: int, parts: Sequence[bytes]) -> int:
+        begun.set()
+        assert goes_on.wait(30)
+        return writev(fd, parts)
+
+    names = [transfer(Direction.STORE, 1, index).block_hash for index in (100, 200, 300)]
+    rig.run(Direction.STORE, (1, 100))
+    monkeypatch.setattr(os, "writev", wait)
+    rig.store.start([transfer(Direction.STORE, 2, 200), transfer(Direction.STORE, 3, 300)])
+    assert begun.wait(30)
+    for _ in range(2):
+        rig.store.clear() if clears else rig.store.remove(names)
+    found, remove = [], rig.directory.remove
+    monkeypatch.setattr(rig.directory, "remove", lambda name: (found.append(stored(rig, names)), remove(name)))
+    found.append(stored(rig, names))
+    rig.store.start([transfer(Direction.STORE, 4, 200)])
+    goes_on.set()
+    ended: list[EndedTransfer] = []
+    while len(ended) < 3:
+        rig.store.wait(10.0)
+        ended += rig.store.take_ended()
+    assert {each for all_found in found for each in all_found} == {False} and len(found) > 3
+    assert stored(rig, names) == [False, True, False], "it was computed again"
+    assert [rig.file(index).exists() for index in (100, 200, 300)] == [False, True, False]
+
+
+def stored(rig: Rig, names: Sequence[bytes]) -> list[bool]:
+    return [rig.directory.num_stored([name]) == 1 for name in names]
+
+
 def test_bytes_are_counted(rig: Rig) -> None:
     rig.run(Direction.STORE, (1, 100), (2, 200))
     size = rig.file(100).stat().st_size
@@ -233,6 +271,25 @@ def test_a_directory_that_vanished_ends_no_thread(rig: Rig) -> None:
     rig.file(100).parent.rmdir()
     assert rig.run(Direction.STORE, (2, 200)) == [False]
     assert rig.run(Direction.LOAD, (3, 100)) == [False]
+
+
+@pytest.mark.parametrize("method", ["read", "write"])
+def test_no_mistake_ends_a_thread(
+    rig: Rig, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a mistake")
+
+    rig.run(Direction.STORE, (1, 100))
+    monkeypatch.setattr(BlockFormat, method, fail)
+    monkeypatch.setattr(rig.directory, "remove_hidden", fail)
+    rig.store.remove([b"x"])
+    assert rig.run(Direction.LOAD if method == "read" else Direction.STORE, (2, 200 - 100 * (method == "read"))) == [
+        False
+    ]
+    assert caplog.text.count("ValueError: a mistake") == 1, "one line, not one a block"
+    monkeypatch.undo()
+    assert rig.run(Direction.STORE, (2, 200)) == [True] and rig.run(Direction.LOAD, (3, 200)) == [True]
 
 
 def test_closing_writes_what_was_asked_for(rig: Rig) -> None:
