@@ -231,6 +231,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Number of ranks that compute the model together."""
     forward: str
     """What computes a step: `kernels`, in one call into C++, or `transformers`, by the model's own code there."""
+    computing_libraries: str = ""
+    """Versions of what computes, and the kind of GPU or CPU where the numbers depend on it."""
     vocab_size: int
     hidden_size: int
     """Numbers in an embedding."""

@@ -18,6 +18,7 @@ from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.kv_groups import KVGroups
 from engine.core.machine import Ceilings
 from engine.host.available_memory import available_bytes, is_memory_shortage
+from engine.host.computing_libraries import computing_libraries
 from engine.host.lean_torch import make_torch_whole
 from engine.host.memory_trim import give_back_freed_memory
 from engine.host.nvidia import cuda_build_advice
@@ -138,6 +139,7 @@ def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, Adapte
         adapters=adapters,
         linear=model.linear,
         forward=ready.forward.name,
+        computing_libraries=computing_libraries(model.device, ready.forward.name, model.has_kernels),
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         max_model_len=ready.max_model_len,

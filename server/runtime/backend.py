@@ -80,6 +80,8 @@ class Backend:
             info.kv_cache_dtype,
             info.attention,
             info.linear,
+            info.forward,
+            info.computing_libraries,
             *filter(None, [adapter]),
         )
         return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]

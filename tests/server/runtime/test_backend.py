@@ -76,7 +76,7 @@ def fingerprint_of(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
 def test_the_fingerprint_tells_the_weights_and_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint_of(monkeypatch)
     assert before == fingerprint_of(monkeypatch, model="/elsewhere/model", load_s=77.0)
-    for fact in ("weights_fingerprint", "device", "dtype", "attention", "linear"):
+    for fact in ("weights_fingerprint", "device", "dtype", "attention", "linear", "forward", "computing_libraries"):
         assert fingerprint_of(monkeypatch, **{fact: "other"}) != before
 
 
