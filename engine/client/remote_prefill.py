@@ -79,7 +79,7 @@ class RemotePrefills:
         live.timeouts.on_scheduled()  # how long it may wait there is that server's matter
 
     def end(self, live: LiveRequest) -> None:
-        """Give up what a request waits for that ended, unless others do. Idempotent."""
+        """Gives up the prefill that an ended request waited for, unless others wait for it, too. Idempotent."""
         job = next((job for job in self._jobs.values() if live in job.waiting), None) if live.is_held else None
         if job is None:
             return

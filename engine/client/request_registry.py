@@ -46,7 +46,7 @@ class RequestRegistry:
         self.release(live)
 
     def release(self, live: LiveRequest) -> None:
-        """Send a request unless it is held, as it was."""
+        """Sends a request to the engine, unless it is held. To be called again when it is held no more."""
         if not live.is_held and all(other.is_held for other in self if other is not live):
             self._on_work()
         self._hand_over(live)

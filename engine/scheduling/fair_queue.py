@@ -17,7 +17,7 @@ from operator import itemgetter
 from engine.core.request import Request
 
 _MAX_TENANTS = 4096  # whose counts are kept: addresses may be many
-_QUANTUM = 256.0  # how many tokens of weight 1 less than another a tenant has had that is behind it
+_QUANTUM = 256.0  # a tenant is behind another if it had so many tokens of weight 1 less
 
 
 class FairQueue:

@@ -14,7 +14,7 @@ from engine.scheduling.kv_allocator import KVAllocator
 
 
 class HandOvers:
-    """These requests, and the last updates of those that wait for the KV store."""
+    """The requests to be handed over, and the last updates of those that wait for the KV store."""
 
     def __init__(self, kv: KVAllocator) -> None:
         self._kv = kv

@@ -260,7 +260,7 @@ class KVAllocator:
         return 0
 
     def _on_new_block(self, request: Request, index: int) -> None:
-        """Called for each block that became full, whose tokens no other block holds."""
+        """Called for each of a request's blocks that became full, if no other block holds the same tokens."""
 
     def _unpin(self, request: Request) -> None:
         """Gives up what the request copied to go on from, or would have."""

@@ -1,11 +1,11 @@
 """One client's connection: uvicorn's HTTP/1.1 protocol, with bounds that uvicorn does not have.
 
-head            --max-header-bytes, --header-timeout; bounds on the body: `middleware.body_limit` pipelining      a few
-requests, each with little of its body, may wait behind the one that is answered chunked bodies  chunk sizes, extensions
-and trailers may not outweigh the content connections     --max-connections; when all are taken, a new one replaces one
-whose error is delayed, or the longest idle errors          the error rate limit holds for responses of the app and of
-this module lingering       the rest of a refused request is read for a moment, so that a reset does not destroy the
-response
+- head: --max-header-bytes, --header-timeout; bounds on the body are those of `middleware.body_limit`
+- pipelining: a few requests, each with little of its body, may wait behind the one that is answered
+- chunked bodies: chunk sizes, extensions and trailers may not outweigh the content
+- connections: --max-connections; when all are taken, a new one replaces one whose error is delayed, or the longest idle
+- errors: the error rate limit holds for responses of the app and of this module
+- lingering: the rest of a refused request is read for a moment, so that a reset does not destroy the response
 """
 
 import asyncio

@@ -133,7 +133,7 @@ The prompt and the grammar
                       queue could ever hold
                       server.generation.plan:make_plan, server.runtime.backend:AdmissionSize; --max-num-seqs,
                       --max-waiting, --max-waiting-tokens
-  fan-out             2**19 ids of allowed tokens and bad words, 2**22 logprobs, over all        400
+  fan-out             2**19 ids of allowed, bad and predicted tokens, 2**22 logprobs, over all        400
                       sequences of a request
                       server.generation.plan:make_plan
   answer memory       bytes for answers that are not streamed, together: of logprobs and of all   429, 400
