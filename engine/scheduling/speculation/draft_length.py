@@ -60,8 +60,12 @@ class FastestDraftLength:
 
     def lengths(self, requests: Sequence[Request], rate: float, price: TokenPrice) -> list[int]:
         """Returns the draft length of each request; zeros where they bring no more than `rate` tokens a second."""
-        is_due = self._costs.num_drafting_steps < _FIRST_STEPS or self._num_without >= _RETRY_STEPS
-        lengths = self._one_each(requests, price) if is_due else self._best(requests, rate * _MARGIN, price)
+        if self._costs.num_drafting_steps < _FIRST_STEPS:
+            lengths = self._one_each(requests, price)
+        elif self._num_without >= _RETRY_STEPS:
+            lengths = self._one_alone(requests, price)
+        else:
+            lengths = self._best(requests, rate * _MARGIN, price)
         self._num_without = 0 if any(lengths) else self._num_without + 1
         return lengths
 
@@ -78,6 +82,14 @@ class FastestDraftLength:
     def _one_each(self, requests: Sequence[Request], price: TokenPrice) -> list[int]:
         """Returns lengths of one, to learn the time of a pass; zeros before the time of a step is known."""
         return _lengths(1 if price.step_s else 0, requests, self._chances(requests))
+
+    def _one_alone(self, requests: Sequence[Request], price: TokenPrice) -> list[int]:
+        """Returns a length of one for the request of whose tokens the draft model lacks fewest: it makes up for all that
+        it did not read while it drafted nothing, which takes longer than the pass."""
+        lengths = self._one_each(requests, price)
+        asked = [index for index, length in enumerate(lengths) if length]
+        chosen = min(asked, key=lambda index: _num_lacking(requests[index]), default=None)
+        return [length if index == chosen else 0 for index, length in enumerate(lengths)]
 
     def _best(self, requests: Sequence[Request], rate: float, price: TokenPrice) -> list[int]:
         """Returns the lengths that bring most tokens a second. That rate rises with the first passes and falls then, so
@@ -108,6 +120,10 @@ def _rate(drafts: Sequence[Draft], price: TokenPrice) -> float:
 def _lengths(num_passes: int, requests: Sequence[Request], chances: Sequence[float]) -> list[int]:
     pairs = zip(requests, chances, strict=True)
     return [min(num_passes, request.max_draft_tokens) if chance else 0 for request, chance in pairs]
+
+
+def _num_lacking(request: Request) -> int:
+    return request.num_computed_tokens - request.num_drafted_tokens
 
 
 def _num_expected(chance: float, length: int) -> float:

@@ -153,6 +153,16 @@ def test_passes_that_do_not_pay_are_retried_from_time_to_time() -> None:
     assert [index for index, count in enumerate(counts) if count != [0]] == [100, 201, 302]
 
 
+def test_a_retry_is_of_the_request_of_whose_tokens_the_draft_model_lacks_fewest() -> None:
+    policy = length_policy(costs_of())
+    requests = requests_with(0.1, 0.1, 0.1, 0.1)
+    for request, num_computed, num_drafted in zip(requests, (90, 60, 80, 50), (10, 50, 75, 50), strict=True):
+        request.num_computed_tokens, request.num_drafted_tokens = num_computed, num_drafted
+    requests[3].may_speculate = False
+    tried = [lengths for _ in range(303) if any(lengths := lengths_of(policy, requests, 4 / STEP_S))]
+    assert tried == [[0, 0, 1, 0]] * 3
+
+
 def test_a_retry_that_was_due_when_no_request_could_draft_is_made_up_for() -> None:
     policy = length_policy(costs_of())
     ending = requests_with(0.1, max_tokens=2)
