@@ -118,9 +118,13 @@ def compare(engines: Sequence[Engine], prompts: Sequence[list[int]], options: ar
     table = Table("temperature", "tok/s without", "with", "ratio", "(range)", "tokens per step", "drafts accepted")
     for temperature in options.temperatures:
         rounds = []
-        for _ in range(1 + options.rounds):
-            rounds.append([run(engine, prompts, temperature, options.max_tokens) for engine in engines])
-            assert rounds[-1][0].answers == rounds[-1][1].answers, "draft tokens changed an answer"
+        for number in range(1 + options.rounds):
+            runs = {
+                index: run(engines[index], prompts, temperature, options.max_tokens)
+                for index in ((0, 1) if number % 2 else (1, 0))  # none is always the first
+            }
+            rounds.append([runs[0], runs[1]])
+            assert runs[0].answers == runs[1].answers, "draft tokens changed an answer"
         ratios = sorted(drafting.tokens_per_s / plain.tokens_per_s for plain, drafting in rounds[1:])
         speeds = [statistics.median(each[index].tokens_per_s for each in rounds[1:]) for index in (0, 1)]
         first, last = rounds[0][1], rounds[-1][1]
