@@ -11,9 +11,8 @@ import torch
 
 from engine.attention import AttentionBackend, select_backend
 from engine.attention.kv_cache import KVCache, bytes_per_block
-from engine.checkpoint.adapters.files import size_of_files
 from engine.core.adapters import AdapterInfo, Adapters, NoAdapters
-from engine.core.config import EngineConfig, EngineInfo, StepLimits
+from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.kv_groups import KVGroups
 from engine.core.machine import Ceilings
@@ -26,6 +25,7 @@ from engine.host.shared_pages import SharedPages
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache, bytes_per_slot
 from engine.model.adapters import ModelAdapters, load_adapters
+from engine.model.cache_sizes import CacheMemory, cache_sizes, memory_for_caches
 from engine.model.decoder_parts import DecoderParts
 from engine.model.drafting.kernel_head import KernelHeadForward
 from engine.model.drafting.proposal import draft_forward, proposer_of
@@ -41,10 +41,6 @@ from engine.runner.window_groups import window_groups
 from engine.weights.rank_group import ALONE, RankGroup
 
 logger = logging.getLogger(__name__)
-
-MAX_DEFAULT_KV_BYTES = 4 << 30  # on the CPU, where the KV cache shares memory with everything else
-SHARE_OF_AVAILABLE = {"cpu": 0.5, "cuda": 0.9}
-
 
 Lead = Callable[[Sequence[Forward]], Sequence[Forward]]
 """Makes forward passes ones that the other ranks of the model run, too."""
@@ -235,19 +231,17 @@ def _new_caches(
 ) -> tuple[KVCache, StateCache, int, KVGroups]:
     """Returns the caches of KV and states, the context length that they allow, and the groups of layers: on all ranks
     for the same number of blocks and slots, which take the configured memory on all of them together."""
-    cache_bytes = group.of_first(_cache_bytes(config, model, step_bytes))
+    free_bytes = available_bytes(model.device) - step_bytes
+    cache_bytes = group.of_first(memory_for_caches(config, model.device.type, free_bytes))
     groups = window_groups(config, model)
     own_bytes = bytes_per_slot(model.states), model.bytes_per_block(config.block_size, groups.of_layers)
-    state_bytes, block_bytes = map(int, group.sum(*own_bytes))
-    limits = config.limits_on(model.device.type)
-    num_slots = _num_state_slots(limits.max_num_seqs, state_bytes, cache_bytes)
-    num_copies = _num_state_checkpoints(config, state_bytes, cache_bytes)
-    kv_bytes = cache_bytes - num_slots * state_bytes
-    num_blocks, max_model_len = _size_pool(config, limits, max_model_len, block_bytes, kv_bytes, groups)
-    states = StateCache(model.states, num_slots, model.device, num_copies)
-    shared = _shared_pages(config, model, num_blocks * block_bytes, kv_memory_fd)
-    cache = _new_cache(config, model, num_blocks, num_blocks * block_bytes, shared, groups)
-    return cache, states, max_model_len, groups
+    memory = CacheMemory(cache_bytes, *map(int, group.sum(*own_bytes)))
+    sizes = cache_sizes(config, config.limits_on(model.device.type), max_model_len, memory, groups)
+    states = StateCache(model.states, sizes.num_slots, model.device, sizes.num_copies)
+    kv_bytes = sizes.num_blocks * memory.block_bytes
+    shared = _shared_pages(config, model, kv_bytes, kv_memory_fd)
+    cache = _new_cache(config, model, sizes.num_blocks, kv_bytes, shared, groups)
+    return cache, states, sizes.max_model_len, groups
 
 
 def _shared_pages(config: EngineConfig, model: LoadedModel, num_bytes: int, fd: int | None) -> SharedPages | None:
@@ -334,67 +328,3 @@ def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
             f"--max-model-len {config.max_model_len} is over the model's own limit of {model.max_model_len} tokens."
         )
     return config.max_model_len
-
-
-def _cache_bytes(config: EngineConfig, model: LoadedModel, step_bytes: int) -> int:
-    """Returns the memory for KV and states: as configured, else a share of what is free, and what neither a step nor
-    the adapters need."""
-    if config.kv_cache_bytes is not None:
-        return config.kv_cache_bytes
-    kept_bytes = step_bytes + sum(size_of_files(each.path) for each in config.adapters)
-    share = int((available_bytes(model.device) - kept_bytes) * SHARE_OF_AVAILABLE[model.device.type])
-    return min(share, MAX_DEFAULT_KV_BYTES) if model.device.type == "cpu" else share
-
-
-def _num_state_slots(max_num_seqs: int, num_bytes: int, cache_bytes: int) -> int:
-    """Returns how many requests get a slot for their states, each of `num_bytes`: as many as may run, if these take at
-    most half of the memory for KV and states, else as many as do, and one at least."""
-    if not num_bytes:
-        return 0
-    num_slots = min(max_num_seqs, max(1, cache_bytes // 2 // num_bytes))
-    if num_slots < max_num_seqs:
-        logger.warning(
-            "the recurrent states of a request take %.1f MiB: %d requests run at once, not %d",
-            num_bytes / 2**20,
-            num_slots,
-            max_num_seqs,
-        )
-    return num_slots
-
-
-def _num_state_checkpoints(config: EngineConfig, num_bytes: int, cache_bytes: int) -> int:
-    """Returns how many copies of a request's states, each of `num_bytes`, are kept beside what takes `cache_bytes`."""
-    if not num_bytes or not config.enable_prefix_caching:
-        return 0
-    most = cache_bytes // 8 if config.state_cache_bytes is None else config.state_cache_bytes
-    return max(0, most) // num_bytes
-
-
-def _size_pool(
-    config: EngineConfig, limits: StepLimits, max_model_len: int, block_bytes: int, kv_bytes: int, groups: KVGroups
-) -> tuple[int, int]:
-    """Returns the number of blocks, which take at most `kv_bytes`, and the context length that they allow.
-
-    A configured context length must fit; the model's own limit is lowered to what fits.
-    """
-    usable = limits.max_num_seqs * groups.num_groups * -(-max_model_len // config.block_size)
-    num_blocks = config.num_blocks or _num_blocks(config, block_bytes, kv_bytes, usable)
-    capacity = groups.max_tokens(num_blocks, config.block_size, limits.max_num_batched_tokens, max_model_len)
-    if capacity >= max_model_len:
-        return num_blocks, max_model_len
-    if config.max_model_len is not None or capacity < 1:
-        setting = "--kv-cache-memory-bytes" if config.num_blocks is None else "--num-gpu-blocks-override"
-        raise ConfigError(
-            f"The KV cache has room for {capacity} tokens, less than a context of {max_model_len}: "
-            f"give it more with {setting}, or lower --max-model-len."
-        )
-    logger.warning("the KV cache holds %d tokens: contexts are limited to that, not %d", capacity, max_model_len)
-    return num_blocks, capacity
-
-
-def _num_blocks(config: EngineConfig, block_bytes: int, kv_bytes: int, usable: int) -> int:
-    """Returns how many blocks fit; by default no more than all sequences together can use."""
-    if block_bytes == 0:  # a model without attention: its blocks only count tokens
-        return usable
-    num_blocks = max(0, kv_bytes) // block_bytes
-    return num_blocks if config.kv_cache_bytes is not None else min(num_blocks, usable)

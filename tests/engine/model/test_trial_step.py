@@ -71,7 +71,11 @@ def test_a_step_for_which_memory_is_short_is_refused_by_its_flags(monkeypatch: p
         trial_step.bytes_of_a_step(CONFIG, CUDA, 256, reference)
 
 
-def test_the_kv_cache_leaves_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "available_bytes", lambda _: 10_000)
-    assert setup._cache_bytes(CONFIG, CUDA, 0) == 9000
-    assert setup._cache_bytes(CONFIG, CUDA, 4000) == 5400
+def test_the_kv_cache_leaves_what_a_step_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "available_bytes", lambda _: 10 << 20)
+    config = EngineConfig(model=str(make_checkpoint("llama", tmp_path)), device="cpu", dtype="float32")
+    num_bytes = []
+    for step_bytes in (8 << 20, 9 << 20):
+        monkeypatch.setattr(setup, "_step_bytes", lambda *_, taken=step_bytes: taken)
+        num_bytes.append(setup.load_model_runner(config)[1].kv_cache_bytes)
+    assert 0.9 * (1 << 20) < num_bytes[0] <= 1 << 20 and 0.9 * (1 << 19) < num_bytes[1] <= 1 << 19
