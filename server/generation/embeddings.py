@@ -12,7 +12,6 @@ from engine.core.errors import ContextLengthError, EngineFailedError, InvalidPar
 from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
-from server.core.chunked_json import json_list
 from server.core.errors import BadRequestError
 from server.core.prompts import PromptCut, encode_prompts
 from server.core.timings import PhaseReport, TokenCounts
@@ -25,6 +24,9 @@ from server.runtime.backend import Backend
 # the admission queue, and no input may be refused because others of its request wait.
 GROUP = 32
 GROUP_TOKENS = 2048
+
+_OUTPUT_BYTES = 1024
+"""Memory that an output takes without its vector."""
 
 _PARAMS = SamplingParams(max_tokens=0, returns_embedding=True)
 
@@ -44,16 +46,23 @@ async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: 
     return [arrival.generation(prompt.token_ids, _PARAMS) for prompt in prompts]
 
 
+def answer_bytes(num_inputs: int, hidden_size: int) -> int:
+    """Returns the memory that the vectors take until they are written, beyond that of one, which is never missing."""
+    return (num_inputs - 1) * (4 * hidden_size + _OUTPUT_BYTES)
+
+
 async def embed(
     engine: EngineClient, generations: Sequence[GenerationRequest], max_live: int, max_tokens: int
 ) -> list[RequestOutput]:
     """Returns the one output of each generation, in their order. The engine accepts `max_live` of them with
-    `max_tokens` prompt tokens at once."""
+    `max_tokens` prompt tokens at once. Raises EngineFailedError for numbers that JSON does not have."""
     outputs: dict[int, RequestOutput] = {}
     try:
         for group in _groups(generations, min(GROUP, max_live), min(GROUP_TOKENS, max_tokens)):
             async with aclosing(generate_all(engine, [generations[index] for index in group])) as indexed_outputs:
-                outputs |= {group[index]: output async for index, output in indexed_outputs}
+                async for index, output in indexed_outputs:
+                    _check_finite(output.embedding)
+                    outputs[group[index]] = output
     except InvalidParameterError as error:
         param = "input" if error.param == "prompt" else str(error.param)
         raise InvalidParameterError(param, str(error).replace("prompt", param, 1)) from error
@@ -80,8 +89,8 @@ def report(outputs: Sequence[RequestOutput]) -> PhaseReport:
     return PhaseReport.of([output.timings for output in outputs if output.timings is not None], counts)
 
 
-async def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Returns the response's body for msgspec to encode, in which the vectors are encoded already."""
+def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Returns the response's body, whose vectors are made when they are written."""
     timings = report(outputs).body()
     data = (
         {"object": "embedding", "index": index, "embedding": _vector(output.embedding, request)}
@@ -89,7 +98,7 @@ async def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestO
     )
     return {
         "object": "list",
-        "data": await json_list(data, slice_size=1),
+        "data": data,
         "model": model,
         "usage": {
             "prompt_tokens": timings["prompt_tokens"],
@@ -101,10 +110,14 @@ async def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestO
 
 
 def _vector(data: bytes, request: EmbeddingRequest) -> list[float] | str:
-    """Returns the embedding in the requested format. Raises EngineFailedError for numbers that JSON does not have."""
-    numbers = struct.unpack(f"<{len(data) // 4}f", data)
-    if not math.isfinite(sum(numbers)):  # finite numbers of four bytes have a finite sum
+    """Returns the embedding in the requested format."""
+    return base64.b64encode(data).decode("ascii") if request.encoding_format == "base64" else _numbers(data)
+
+
+def _check_finite(data: bytes) -> None:
+    if not math.isfinite(sum(_numbers(data))):  # finite numbers of four bytes have a finite sum
         raise EngineFailedError("An embedding is not finite.")
-    if request.encoding_format == "base64":
-        return base64.b64encode(data).decode("ascii")
-    return list(numbers)
+
+
+def _numbers(data: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(data) // 4}f", data))

@@ -15,8 +15,9 @@ from server.generation.plan import GenerationPlan
 from server.generation.sse import EVENT_STREAM, KEEP_ALIVE, EventStream
 from server.generation.stream import FirstEventFields, GenerationStream, StreamedChoice, no_fields
 from server.generation.usage import UsageCounter
+from server.generation.whole_answer import reserve_memory
 from server.protocol.generation import GenerationParams
-from server.runtime.context import context_of, tenant_of
+from server.runtime.context import context_of
 
 
 class Events(Protocol):
@@ -71,8 +72,6 @@ async def all_outputs(
 ) -> list[list[RequestOutput]]:
     """Returns the outputs of each generation. The memory that the answer may take is reserved first, until it is
     written: raises BadRequestError or OverloadedError where there is none for it."""
-    context = context_of(request)
-    memory = context.answer_memory.reserved(tenant_of(request), plan.answer_bytes)
-    record_of(request.scope).held.enter_context(memory)
-    async with aclosing(generate_all(context.backend.engine, plan.generations)) as outputs:
+    reserve_memory(request, plan.answer_bytes)
+    async with aclosing(generate_all(context_of(request).backend.engine, plan.generations)) as outputs:
         return await collect(outputs, counter)

@@ -9,13 +9,15 @@ from typing import Any
 
 import anyio
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from server.core.request_record import record_of
 from server.limits.write_timeout import WriteTimeout
+from server.runtime.context import context_of, tenant_of
 
-__all__ = ["answer_of"]
+__all__ = ["answer_of", "reserve_memory"]
 
 logger = logging.getLogger("twostep.server")
 
@@ -25,10 +27,19 @@ _SLICE = 10
 """Items of an iterator that are encoded at once: tokens, of which each may have a hundred log-probabilities."""
 
 
-async def answer_of(body: Mapping[str, Any], headers: Mapping[str, str], stall_timeout_s: float) -> Response:
-    """Returns the response with this JSON. Iterators in `body` are lists, whose items are made when they are written;
-    other tasks have their turns between two pieces."""
-    pieces, first, num_bytes = json_pieces(body), list[bytes](), 0
+def reserve_memory(request: Request, num_bytes: int) -> None:
+    """Reserves memory for the answer until it is written. Raises BadRequestError or OverloadedError where there is none
+    for it."""
+    memory = context_of(request).answer_memory.reserved(tenant_of(request), num_bytes)
+    record_of(request.scope).held.enter_context(memory)
+
+
+async def answer_of(
+    body: Mapping[str, Any], headers: Mapping[str, str], stall_timeout_s: float, slice_size: int = _SLICE
+) -> Response:
+    """Returns the response with this JSON. Iterators in `body` are lists, whose items are made when they are written,
+    `slice_size` at once; other tasks have their turns between two pieces."""
+    pieces, first, num_bytes = json_pieces(body, slice_size), list[bytes](), 0
     for piece in pieces:
         first.append(piece)
         num_bytes += len(piece)
@@ -38,11 +49,11 @@ async def answer_of(body: Mapping[str, Any], headers: Mapping[str, str], stall_t
     return Response(b"".join(first), media_type="application/json", headers=headers)
 
 
-def json_pieces(value: Any) -> Iterator[bytes]:
-    """Yields the JSON of a value in pieces that take little time each: an object of a list, or some items of an
+def json_pieces(value: Any, slice_size: int = _SLICE) -> Iterator[bytes]:
+    """Yields the JSON of a value in pieces that take little time each: an object of a list, or `slice_size` items of an
     iterator."""
     parts = list[bytes]()
-    for part in _parts(value):
+    for part in _parts(value, slice_size):
         if part is not _TURN:
             parts.append(part)
         elif parts:
@@ -55,16 +66,16 @@ _TURN = b""
 """Stands among the parts of JSON where a piece may end."""
 
 
-def _parts(value: Any) -> Iterator[bytes]:
+def _parts(value: Any, slice_size: int) -> Iterator[bytes]:
     if isinstance(value, dict) and value:
         for index, (name, each) in enumerate(value.items()):
             yield (b"," if index else b"{") + msgspec.json.encode(name) + b":"
-            yield from _parts(each)
+            yield from _parts(each, slice_size)
         yield b"}"
     elif isinstance(value, list) and value and isinstance(value[0], dict):
-        yield from _list(map(_parts, value))
+        yield from _list(_parts(each, slice_size) for each in value)
     elif isinstance(value, Iterator):
-        slices = iter(lambda: list(islice(value, _SLICE)), [])
+        slices = iter(lambda: list(islice(value, slice_size)), [])
         yield from _list(iter((msgspec.json.encode(part)[1:-1],)) for part in slices)
     else:
         yield msgspec.json.encode(value)

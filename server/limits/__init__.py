@@ -136,8 +136,8 @@ The prompt and the grammar
   fan-out             2**19 ids of allowed, bad and predicted tokens, 2**22 logprobs, over all        400
                       sequences of a request
                       server.generation.plan:make_plan
-  answer memory       bytes for answers that are not streamed, together: of logprobs and of all   429, 400
-                      sequences but one; half is kept for callers by weight
+  answer memory       bytes for answers that are not streamed, together: of logprobs, of all      429, 400
+                      sequences or vectors but one, of tokens; half is kept for callers by weight
                       server.limits.answer_memory:AnswerMemory; --answer-memory-bytes, --fair-by
   embeddings          inputs of one request in the engine at once: 32, with 2048 tokens          delay
                       server.generation.embeddings:embed

@@ -54,7 +54,7 @@ class AnswerMemory:
         if num_bytes > (most := max_tenant_tokens(tenant.share, self._max_bytes)):
             raise BadRequestError(
                 f"This answer may take {num_bytes} bytes of memory, more than the {most} that there are for it "
-                f"({_FLAG}): ask for fewer log-probabilities, choices or tokens (max_tokens), or stream it."
+                f"({_FLAG}): ask for fewer log-probabilities, choices, tokens (max_tokens) or inputs, or for a stream."
             )
         kept = self._max_bytes // 2
         own = self._holdings.get(tenant.name, _Holding(tenant.share)).num_bytes
@@ -62,6 +62,6 @@ class AnswerMemory:
         if not fits(own + num_bytes, tenant.share, others, kept, self._max_bytes - kept):
             raise OverloadedError(
                 f"Answers that are not streamed have taken the memory that there is for them ({_FLAG}): try again "
-                "later, or stream this one.",
+                "later, or ask for a stream.",
                 RETRY_AFTER_S,
             )

@@ -1,15 +1,15 @@
 """POST /v1/embeddings."""
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.core.request_record import record_of
 from server.core.timings import complete_headers
+from server.generation.embeddings import answer_bytes, embed, plan_embeddings, report
 from server.generation.embeddings import body as body_of
-from server.generation.embeddings import embed, plan_embeddings, report
 from server.generation.entry import validate_request
+from server.generation.whole_answer import answer_of, reserve_memory
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from server.protocol.refusals import EMBEDDING_REFUSALS
 from server.routes.documented import error_responses
@@ -30,14 +30,16 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     Whether such vectors are good for search depends on the model: use one that was trained to embed.
     """
     arrival = validate_request(body, EMBEDDING_REFUSALS, request)
-    backend = context_of(request).backend
+    context = context_of(request)
+    backend = context.backend
     generations = await arrival.within_deadline(plan_embeddings(body, backend, arrival))
+    reserve_memory(request, answer_bytes(len(generations), backend.engine.info.hidden_size))
     size, share = backend.admission_size, arrival.tenant.share
     outputs = await embed(backend.engine, generations, size.max_live(share), size.max_tokens(share))
     record = record_of(request.scope)
     record.report = lambda: report(outputs)
     for index, output in enumerate(outputs):
         record.note_end(index, output)
-    answer = await body_of(body, arrival.model, outputs)
+    answer = body_of(body, arrival.model, outputs)
     headers = complete_headers(answer["timings"])
-    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+    return await answer_of(answer, headers, context.settings.stall_timeout, slice_size=1)

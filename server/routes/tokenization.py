@@ -1,15 +1,15 @@
 """POST /tokenize and POST /detokenize."""
 
 import asyncio
+from typing import Any
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.core.errors import InvalidParameterError
-from server.core.chunked_json import json_list
 from server.core.tokenizer_protocol import token_name
+from server.generation.whole_answer import answer_of, reserve_memory
 from server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -24,6 +24,9 @@ from server.runtime.context import context_of
 SLICE = 1000
 """Tokens that are encoded before other tasks have their turn."""
 
+TOKEN_BYTES = 40
+"""Memory that a token takes until it is written."""
+
 router = APIRouter(route_class=JsonRoute, tags=["Tokenizer"])
 
 
@@ -37,14 +40,15 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         tokens = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens)
     else:
         tokens = (await context.backend.chat.encode(body)).token_ids
-    answer = {
+    reserve_memory(request, len(tokens) * TOKEN_BYTES)
+    answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": context.backend.engine.info.max_model_len,
-        "tokens": await json_list(tokens, SLICE),
+        "tokens": iter(tokens),
     }
     if body.return_token_strs:
-        answer["token_strs"] = await json_list((token_name(tokenizer, token) for token in tokens), SLICE)
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+        answer["token_strs"] = (token_name(tokenizer, token) for token in tokens)
+    return await answer_of(answer, {}, context.settings.stall_timeout, SLICE)
 
 
 @router.post("/detokenize", responses=error_responses(400, 401, 404, 413, 415, 429, 503))

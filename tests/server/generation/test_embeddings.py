@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import json
 import struct
+import tracemalloc
 from contextlib import closing
 from typing import Any
 
@@ -13,7 +15,9 @@ from openai import OpenAI
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
-from server.generation.embeddings import GROUP, GROUP_TOKENS, body
+from server.generation import whole_answer
+from server.generation.embeddings import GROUP, GROUP_TOKENS, answer_bytes, body
+from server.generation.whole_answer import answer_of
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from tests.server import fake_engine
 from tests.server.events import error_of
@@ -112,13 +116,60 @@ def test_others_run_between_two_vectors() -> None:
     request = EmbeddingRequest.model_validate({"input": "Hi"})
 
     async def num_turns() -> int:
-        telling, turns = asyncio.create_task(body(request, "m", [output] * 5)), 0
+        answer = answer_of(body(request, "m", [output] * 5), {}, 1.0, slice_size=1)
+        telling, turns = asyncio.create_task(answer), 0
         while not telling.done():
             await asyncio.sleep(0)
             turns += 1
         return turns
 
     assert asyncio.run(num_turns()) > 5
+
+
+def test_a_large_answer_is_written_in_pieces_of_the_same_bytes(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"input": ["a", "bc"] * 20, "encoding_format": "base64"}
+    whole = embed(server, **fields)
+    monkeypatch.setattr(whole_answer, "WHOLE_BYTES", 100)
+    pieces = embed(server, **fields)
+    assert "content-length" in whole.headers and "content-length" not in pieces.headers
+    [of_whole, of_pieces] = [each.content.partition(b',"timings"')[0] for each in (whole, pieces)]
+    assert of_whole == of_pieces == json.dumps(whole.json() | {"timings": 0}, separators=(",", ":"))[:-13].encode()
+
+
+def test_vectors_reserve_memory_until_they_are_written() -> None:
+    two = answer_bytes(3, 3)  # the first is free
+    with live_server(answer_memory_bytes=two) as server:
+        server.engine.hold_at = 0
+        with closing(server.connect()) as connection:
+            connection.sendall(server.request_bytes("/v1/embeddings", {"input": ["a"] * 3}))
+            server.wait_until(lambda: server.engine.num_live == 3)
+            assert server.context.answer_memory.num_bytes == two
+            response = embed(server, input=["a", "b"])
+            assert (response.status_code, response.headers["retry-after"]) == (429, "5")
+        server.wait_until_idle()
+        server.engine.hold_at = None
+        assert server.context.answer_memory.num_bytes == 0
+        assert len(vectors(embed(server, input=["a"] * 3))) == 3
+        assert "--answer-memory-bytes" in refused(embed(server, input=["a"] * 4))["message"]
+    with live_server(answer_memory_bytes=1) as server:
+        assert len(vectors(embed(server, input="a"))) == 1
+
+
+def test_outputs_take_no_more_than_is_reserved() -> None:
+    def output() -> RequestOutput:
+        counts = {"num_prompt_tokens": 1000, "num_cached_tokens": 1000, "num_output_tokens": 0}
+        timings = RequestTimings(queue_s=0.1 + 0.1, prefill_s=0.1 + 0.2, inter_token_s=(), prefill_chunks=1)
+        return RequestOutput(text="", token_ids=(), embedding=bytes(4 * 64), timings=timings, **counts)
+
+    tracemalloc.start()
+    try:
+        outputs = [output() for _ in range(101)]
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(outputs) == 101 and answer_bytes(101, 64) / 4 < taken < answer_bytes(101, 64)
 
 
 def test_usage_timings_and_headers_count_the_prompts(server: LiveServer) -> None:

@@ -53,6 +53,7 @@ def test_a_piece_has_one_choice_or_a_few_items() -> None:
     for count in (10, 20, 30):
         next(pieces)
         assert len(made) == count
+    assert len([*json_pieces({"items": items()}, 1)]) == 101
 
 
 def lengths(answer: httpx.Response) -> tuple[bool, bool]:
@@ -75,8 +76,8 @@ def test_an_answer_that_nobody_reads_is_not_made(
     closed."""
     made, plain = [0], whole_answer.json_pieces
 
-    def large_pieces(value: Any) -> Iterator[bytes]:
-        yield from plain(value)
+    def large_pieces(*answer: Any) -> Iterator[bytes]:
+        yield from plain(*answer)
         while made[0] < 1000:
             made[0] += 1
             yield b" " * 2**16

@@ -172,8 +172,8 @@ def test_it_is_held_until_the_answer_is_written(monkeypatch: pytest.MonkeyPatch)
         memory, at_pieces = server.context.answer_memory, list[int]()
         plain = whole_answer.json_pieces
 
-        def watched(value: Any) -> Any:
-            for piece in plain(value):
+        def watched(*answer: Any) -> Any:
+            for piece in plain(*answer):
                 at_pieces.append(memory.num_bytes)
                 yield piece
 

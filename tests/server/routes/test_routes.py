@@ -1,13 +1,17 @@
 """The routes beside generation, and the description of all routes in /openapi.json."""
 
+import json
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from engine.core.generation_request import Tenant
 from server.core.version import VERSION
+from server.generation import whole_answer
 from server.protocol.chat import ChatChunk, ChatResponse
 from server.protocol.completions import CompletionRequest, CompletionResponse
+from server.routes.tokenization import TOKEN_BYTES
 from tests.server.byte_tokenizer import BOS
 from tests.server.events import chunks_of, error_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
@@ -64,6 +68,23 @@ class TestTokenize:
             "/tokenize", '{"prompt": "é", "add_special_tokens": false, "return_token_strs": true, "model": "fake"}'
         ).json()
         assert (body["tokens"], body["token_strs"]) == ([0xC3, 0xA9], ["bytes:\\xc3", "bytes:\\xa9"])
+
+    def test_a_large_answer_is_written_in_pieces(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        body = {"prompt": "a" * 3000, "return_token_strs": True}
+        whole = server.post_json("/tokenize", body)
+        monkeypatch.setattr(whole_answer, "WHOLE_BYTES", 100)
+        pieces = server.post_json("/tokenize", body)
+        assert "content-length" in whole.headers and "content-length" not in pieces.headers
+        assert pieces.content == whole.content == json.dumps(whole.json(), separators=(",", ":")).encode()
+
+    def test_tokens_for_which_there_is_no_memory_are_not_told(self) -> None:
+        with live_server(answer_memory_bytes=3 * TOKEN_BYTES) as server:
+            memory = server.context.answer_memory
+            assert server.post_json("/tokenize", {"prompt": "Hi"}).status_code == 200
+            assert server.post_json("/tokenize", {"prompt": "Hit"}).status_code == 400
+            with memory.reserved(Tenant(), 1):
+                assert server.post_json("/tokenize", {"prompt": "Hi"}).status_code == 429
+            server.wait_until(lambda: memory.num_bytes == 0)
 
     @pytest.mark.parametrize("body", ["{}", '{"prompt": 1}', '{"prompt": ["a"]}', '{"prompt": "\\ud800"}'])
     def test_what_is_no_text_is_refused(self, server: LiveServer, body: str) -> None:
