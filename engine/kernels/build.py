@@ -189,7 +189,7 @@ def _compile(
     """Compiles every source at once, one process each, and links them; returns the library inside `scratch`. What is
     there already is not compiled again."""
     sources = sorted(SOURCE_DIR.rglob("*.cpp"))
-    objects = [scratch / f"{source.stem}.o" for source in sources]
+    objects = [scratch / source.relative_to(SOURCE_DIR).with_suffix(".o") for source in sources]
     compile_flags = [*_level_flags(level), *extra_flags, f"-I{SOURCE_DIR}", *_torch_compile_flags()]
     jobs = [
         workers.submit(_make, [*compiler, *compile_flags, "-c", str(source)], target)
@@ -207,6 +207,7 @@ def _compile(
 
 def _make(command: Sequence[str], target: Path) -> None:
     """Runs a command that writes `target`, which is there once it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}.part")
     _run([*command, "-o", str(unfinished)])
     os.replace(unfinished, target)

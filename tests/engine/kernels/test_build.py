@@ -88,6 +88,14 @@ def test_it_is_told_how_far_a_compile_is(sources: Path, tmp_path: Path, caplog: 
     assert caplog.messages[1:3] == [f"compiled {number} of 2 files for generic" for number in (1, 2)]
 
 
+@needs_compiler
+def test_sources_of_one_name_in_two_folders_are_both_in_the_library(sources: Path, tmp_path: Path) -> None:
+    (sources / "folder").mkdir()
+    (sources / "folder" / "tiny.cpp").write_text(TINY.replace("answer", "question"))
+    data = build_library(GENERIC, tmp_path / "out", extra_flags=["-fvisibility=default"]).read_bytes()
+    assert b"twostep_answer" in data and b"twostep_question" in data
+
+
 class KilledError(BaseException):
     """Stands for the end of the process: what it would do after that does not happen."""
 
