@@ -19,9 +19,9 @@ from engine.host.openmp import shorten_spinning
 from engine.kv_store.interface import KVStore, NullKVStore
 from engine.scheduling.block_tokens import NoBlockTokens, SortedBlockTokens
 from engine.scheduling.cost.roofline import Roofline
+from engine.scheduling.cost.step_accounting import StepAccounting
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.cost.step_trace import NullTracer, Tracer, open_tracer
-from engine.scheduling.cost.telemetry import Telemetry
 from engine.scheduling.draft_kv import NoDraftKV, OwnDraftKV
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.kv_tiers import TieredKVAllocator
@@ -109,7 +109,7 @@ def assemble(
         _scheduler(config, info, costs, _kv_allocator(config, info, costs, store, records)),
         runner,
         NoGrammars() if grammars is None else grammars,
-        Telemetry(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer()),
+        StepAccounting(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer()),
         store=store or NullKVStore(),
         adapters=adapters or NoAdapters(),
         new_drafter=_drafter_of(new_drafter) if config.num_speculative_tokens else None,

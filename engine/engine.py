@@ -23,7 +23,7 @@ from engine.core.request_validation import check_request
 from engine.core.sampling_params import SamplingParams
 from engine.grammar.compiler import Grammars
 from engine.kv_store.interface import KVStore
-from engine.scheduling.cost.telemetry import StepCounts, StepTimes, Telemetry
+from engine.scheduling.cost.step_accounting import StepAccounting, StepCounts, StepTimes
 from engine.scheduling.hand_overs import HandOvers
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation.draft_verification import shortened
@@ -62,7 +62,7 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         grammars: Grammars,
-        telemetry: Telemetry,
+        accounting: StepAccounting,
         *,
         store: KVStore,
         adapters: Adapters,
@@ -78,7 +78,7 @@ class Engine:
         self._hand_overs = HandOvers(scheduler.kv)
         self._runner = runner
         self._grammars = grammars
-        self._telemetry = telemetry
+        self._accounting = accounting
         self._store = store
         self._adapters = adapters
         self._new_drafter = new_drafter
@@ -201,12 +201,12 @@ class Engine:
         scheduler = scheduler._replace(num_waiting=scheduler.num_waiting + len(self._grammars))
         num_generated = sum(len(update.token_ids) for update in updates)
         counts = StepCounts(num_generated, len(self._grammars), self._num_aborts, self._store.stats)
-        stats = self._telemetry.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
+        stats = self._accounting.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
         return StepUpdate(ended_s, updates, stats)
 
     def close(self) -> None:
         """Closes the trace and the KV store, and ends the compilation of grammars and other ranks of the model."""
-        self._telemetry.close()
+        self._accounting.close()
         self._grammars.close()
         self._store.close()
         self._on_close()
@@ -249,7 +249,7 @@ class Engine:
         try:
             batch, drafting_s = self._with_drafts(batch)
             batch = self._with_masks(batch)
-            predicted_s = self._telemetry.predict(batch)
+            predicted_s = self._accounting.predict(batch)
             output = run(batch)
         except DeviceFailedError:
             raise  # another engine process takes over
@@ -257,7 +257,7 @@ class Engine:
             logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
             return _StepResult(batch, self._scheduler.fail(batch, f"The engine failed on this request: {error}"))
         model_s = self._clock() - started_s - drafting_s
-        self._telemetry.observe(batch, model_s)
+        self._accounting.observe(batch, model_s)
         return _StepResult(batch, self._scheduler.update(batch, output), StepTimes(model_s, drafting_s, predicted_s))
 
     def _with_drafts(self, batch: Batch) -> tuple[Batch, float]:
@@ -267,7 +267,7 @@ class Engine:
         started_s = self._clock()
         batch = self._runner.draft(batch)
         drafting_s = self._clock() - started_s
-        self._telemetry.observe_drafting(batch, drafting_s)
+        self._accounting.observe_drafting(batch, drafting_s)
         return batch, drafting_s
 
     def _with_masks(self, batch: Batch) -> Batch:

@@ -30,7 +30,7 @@ class StepCounts(NamedTuple):
     store: KVStoreStats = KVStoreStats()
 
 
-class Telemetry:
+class StepAccounting:
     """Learns from each step what steps cost, and reports it; has no clock of its own."""
 
     def __init__(self, costs: StepCosts, roofline: Roofline, tracer: Tracer) -> None:
