@@ -92,8 +92,8 @@ class Grammars(Protocol):
     def add(self, request: Request) -> None:
         """Starts compiling the grammar of the request, which must have one. Raises RequestError."""
 
-    def abort(self, request_ids: Iterable[str]) -> bool:
-        """Removes the requests; other ids are ignored. Returns whether any was removed."""
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Removes the requests; other ids are ignored."""
 
     def take_ready(self, timeout_s: float) -> list[Request]:
         """Removes and returns the requests whose grammars are compiled, in order of arrival; waits up to `timeout_s`
@@ -120,8 +120,8 @@ class NoGrammars:
             "This model cannot be made to follow a schema or grammar: it has no EOS token or no tokenizer."
         )
 
-    def abort(self, request_ids: Iterable[str]) -> bool:
-        return False
+    def abort(self, request_ids: Iterable[str]) -> None:
+        pass
 
     def take_ready(self, timeout_s: float) -> list[Request]:
         return []
@@ -169,13 +169,12 @@ class GrammarQueue:
             self._queue.add(request)
         self._thread.submit(self._compile_next)
 
-    def abort(self, request_ids: Iterable[str]) -> bool:
+    def abort(self, request_ids: Iterable[str]) -> None:
         with self._lock:
             found = [self._pending.pop(request_id) for request_id in request_ids if request_id in self._pending]
             for request, compiling in found:
                 if compiling.cancel():  # it had not started
                     self._queue.remove(request)
-        return bool(found)
 
     def take_ready(self, timeout_s: float) -> list[Request]:
         if not self._pending:

@@ -105,12 +105,10 @@ class Scheduler:
         """Returns the states of the unfinished requests among `request_ids`."""
         return [state_of(self._requests[each], self._waiting) for each in request_ids if each in self._requests]
 
-    def abort(self, request_ids: Iterable[str]) -> bool:
-        """End the unfinished requests among `request_ids`, at any moment between steps; True if there were any."""
-        found = [self._requests[each] for each in dict.fromkeys(request_ids) if each in self._requests]
-        for request in found:
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End the unfinished requests among `request_ids`, at any moment between steps."""
+        for request in [self._requests[each] for each in dict.fromkeys(request_ids) if each in self._requests]:
             self._finish(request)
-        return bool(found)
 
     def set_stalled(self, request_id: str, is_stalled: bool) -> None:
         """Note whether an unfinished request's reader has stopped reading: then it makes room for all others."""

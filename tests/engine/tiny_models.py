@@ -28,7 +28,7 @@ from engine.kv_store.block_records import open_records
 from engine.kv_store.opening import open_store
 from engine.mixers.state import StateCache
 from engine.model.adapters import ModelAdapters
-from engine.model.drafting.proposal import choose_proposer
+from engine.model.drafting.proposal import draft_forward, proposer_of
 from engine.model.forward_choice import choose_forward
 from engine.model.loader import load_model
 from engine.runner.loaded_model import LoadedModel
@@ -368,7 +368,8 @@ def tiny_engine(
     states = StateCache(model.states, max_num_seqs, model.device, NUM_STATE_COPIES)
     slots = {"num_state_slots": max_num_seqs, "num_state_checkpoints": NUM_STATE_COPIES} if model.states else {}
     info = type(info)(**{**fields, **changes, **slots})
-    forward, proposer = choose_forward(model.module, cache, backend, states), choose_proposer(model, cache, backend)
+    forward = choose_forward(model.module, cache, backend, states)
+    proposer = proposer_of(model, cache, draft_forward(model, cache, backend))
     runner = RecordingRunner(ModelRunner(model, cache, forward, proposer, states=states))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
     kept: dict[str, Any] = {

@@ -8,13 +8,7 @@ from engine.runner.loaded_model import LoadedModel
 from engine.runner.proposer import HeadProposer, ModelProposer, NoProposer, Proposer
 from engine.runner.sampler_choice import choose_sampler
 
-__all__ = ["choose_proposer", "draft_forward", "proposer_of"]
-
-
-def choose_proposer(model: LoadedModel, cache: KVCache, backend: AttentionBackend) -> Proposer:
-    """Returns the proposer that runs the draft model over `cache`, which is that of all layers; if there is none, one
-    that proposes nothing."""
-    return proposer_of(model, cache, draft_forward(model, cache, backend))
+__all__ = ["draft_forward", "proposer_of"]
 
 
 def draft_forward(model: LoadedModel, cache: KVCache, backend: AttentionBackend) -> Forward | HeadForward | None:

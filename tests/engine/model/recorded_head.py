@@ -13,7 +13,7 @@ from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache
-from engine.model.drafting.proposal import choose_proposer
+from engine.model.drafting.proposal import draft_forward, proposer_of
 from engine.model.forward_choice import choose_forward
 from engine.runner.forward import HeadForward
 from engine.runner.loaded_model import LoadedModel
@@ -37,7 +37,7 @@ def head_of(model: LoadedModel) -> tuple[ModelRunner, HeadProposer]:
     """Returns a runner of the model over five blocks of 16 tokens, and the proposer that runs its head."""
     cache = KVCache(model.kv_layers, 5, 16, model.kv_dtype, model.device, model.kept_hidden)
     backend = select_backend(model.device, load_kernels())
-    proposer = choose_proposer(model, cache, backend)
+    proposer = proposer_of(model, cache, draft_forward(model, cache, backend))
     assert isinstance(proposer, HeadProposer)
     states = StateCache(model.states, 1, model.device)
     return ModelRunner(model, cache, choose_forward(model.module, cache, backend, states), proposer), proposer
