@@ -27,10 +27,10 @@ from engine.scheduling.prefix_steering import PrefixSteering
 from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 
-__all__ = ["FoundPrefix", "KVAllocator", "PrefixMatch"]
+__all__ = ["KVAllocator", "PrefixCounts", "PrefixMatch"]
 
 
-class FoundPrefix(NamedTuple):
+class PrefixCounts(NamedTuple):
     """Tokens at the beginning of a request that need not be computed."""
 
     num_cached_tokens: int
@@ -246,9 +246,9 @@ class KVAllocator:
         """Whether the request should go on waiting for what `try_load` began."""
         return False
 
-    def found(self, request: Request) -> FoundPrefix:
+    def found(self, request: Request) -> PrefixCounts:
         """Returns how much of the prefix of a request that has no blocks is there."""
-        return FoundPrefix(len(self.match(request).block_ids) * self._block_size, 0)
+        return PrefixCounts(len(self.match(request).block_ids) * self._block_size, 0)
 
     def num_stored_tokens(self, request: Request) -> int | None:
         """Returns how many of the first tokens of a request that ended the KV store has; None while it is writing any

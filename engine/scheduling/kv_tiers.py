@@ -17,7 +17,7 @@ from engine.core.request import Request
 from engine.core.stored_blocks import StoredBlocks
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.draft_kv import DraftKV
-from engine.scheduling.kv_allocator import FoundPrefix, KVAllocator, PrefixMatch
+from engine.scheduling.kv_allocator import KVAllocator, PrefixCounts, PrefixMatch
 from engine.scheduling.prefix_cache import PrefixCache
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 from engine.scheduling.state_tiers import NoTieredCheckpoints, TieredCheckpoints
@@ -270,10 +270,10 @@ class TieredKVAllocator(KVAllocator):
         if ended.succeeded:
             self._read_s += _LEARNED * (ended.seconds - self._read_s)
 
-    def found(self, request: Request) -> FoundPrefix:
+    def found(self, request: Request) -> PrefixCounts:
         hashes = self._readable_hashes(request)
         num_stored = self._states.reach(request, self._stored.num_stored(hashes), in_memory=False).num_blocks
-        return FoundPrefix(self._reading(request).num_blocks * self._block_size, num_stored * self._block_size)
+        return PrefixCounts(self._reading(request).num_blocks * self._block_size, num_stored * self._block_size)
 
     def num_stored_tokens(self, request: Request) -> int | None:
         hashes = request.block_hashes

@@ -25,7 +25,7 @@ _ID_LENGTH = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerFormat:
     """What the model's output may contain besides content, and how it is parsed."""
 
     tokenizer: Tokenizer
@@ -118,7 +118,7 @@ class Answer:
 
 def expected_answer(
     request: ChatRequest, dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
-) -> Answer:
+) -> AnswerFormat:
     """Returns what the answer may contain. Raises BadRequestError if it may contain calls that cannot be parsed."""
     functions = request.callable_functions
     if functions and dialect.calls is None:
@@ -128,7 +128,7 @@ def expected_answer(
             "tools",
         )
     marks = dialect.thinking
-    return Answer(
+    return AnswerFormat(
         tokenizer=tokenizer,
         functions={function.name: function.schema_of_arguments for function in functions.values()},
         is_one_call=request.may_call_once,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from engine.core.errors import GrammarError
 from engine.grammar.checker import GrammarChecker
 from engine.grammar.lark import JsonSchema, Lark, OneOf, Part, Regex, Sequence
-from server.chat.answer import Answer
+from server.chat.answer import AnswerFormat
 from server.core.errors import BadRequestError
 from server.generation.grammar import grammar_of
 from server.protocol.chat import ChatRequest
@@ -20,7 +20,7 @@ from server.tools.thinking import ThinkingMarks
 _LINE_BREAKS = Regex("\n{0,2}")  # that models write behind the thinking
 
 
-async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChecker, caller: str) -> str | None:
+async def chat_grammar(request: ChatRequest, answer: AnswerFormat, checker: GrammarChecker, caller: str) -> str | None:
     """Returns the grammar of the output; None if it is free. Raises BadRequestError for a constraint that cannot be
     followed, which names the function if it is a function's schema."""
     try:
@@ -34,7 +34,7 @@ async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChe
         raise
 
 
-def _arguments(function: Function, answer: Answer, place: str) -> Part:
+def _arguments(function: Function, answer: AnswerFormat, place: str) -> Part:
     """Returns the grammar of a function's arguments. Raises BadRequestError if there is none in the model's format."""
     try:
         return arguments_of(function) if answer.calls is None else arguments_part(answer.calls, function)
@@ -42,7 +42,7 @@ def _arguments(function: Function, answer: Answer, place: str) -> Part:
         raise BadRequestError(f"{place}: {error}.", place) from error
 
 
-def after_thinking(constraint: OutputConstraint | None, answer: Answer) -> OutputConstraint | None:
+def after_thinking(constraint: OutputConstraint | None, answer: AnswerFormat) -> OutputConstraint | None:
     """Returns the constraint with free thinking before it. Raises BadRequestError where that cannot be expressed."""
     if constraint is None or answer.thinking is None:
         return constraint
@@ -51,7 +51,7 @@ def after_thinking(constraint: OutputConstraint | None, answer: Answer) -> Outpu
     return replace(constraint, source=_behind_thoughts(constraint.source, answer, answer.thinking))
 
 
-def _answer_constraint(request: ChatRequest, answer: Answer) -> OutputConstraint | None:
+def _answer_constraint(request: ChatRequest, answer: AnswerFormat) -> OutputConstraint | None:
     """Returns the constraint on the answer itself. Where a call is required there is no content to constrain."""
     form = answer.calls
     if form is None:
@@ -67,7 +67,9 @@ def _answer_constraint(request: ChatRequest, answer: Answer) -> OutputConstraint
     return OutputConstraint("tools", strict_calls(form, functions, is_one, answer.written))
 
 
-def _content_or_calls(constraint: OutputConstraint, calls: Part, answer: Answer, form: CallFormat) -> OutputConstraint:
+def _content_or_calls(
+    constraint: OutputConstraint, calls: Part, answer: AnswerFormat, form: CallFormat
+) -> OutputConstraint:
     """Returns a constraint to content or calls. Their first character must differ: JSON never begins like a mark."""
     if not isinstance(constraint.source, JsonSchema) or form.opening is None:
         raise _impossible(constraint, "tools that may be called, unless it is a schema and calls have a mark")
@@ -75,7 +77,7 @@ def _content_or_calls(constraint: OutputConstraint, calls: Part, answer: Answer,
     return replace(constraint, source=OneOf((Sequence((*header, constraint.source)), calls)))
 
 
-def _in_content(constraint: OutputConstraint | None, answer: Answer) -> OutputConstraint | None:
+def _in_content(constraint: OutputConstraint | None, answer: AnswerFormat) -> OutputConstraint | None:
     """Returns the constraint behind the header of content, where messages have headers. Raises BadRequestError for a
     grammar in Lark there."""
     if constraint is None or answer.message is None:
@@ -85,7 +87,7 @@ def _in_content(constraint: OutputConstraint | None, answer: Answer) -> OutputCo
     return replace(constraint, source=Sequence((*answer.written(FINAL), constraint.source)))
 
 
-def _behind_thoughts(source: Part, answer: Answer, marks: ThinkingMarks) -> Part:
+def _behind_thoughts(source: Part, answer: AnswerFormat, marks: ThinkingMarks) -> Part:
     """Returns a grammar of a thought and `source`; it may be left out unless the prompt has begun it."""
     begins_next = answer.written(NEXT_MESSAGE) if answer.message is not None else (_LINE_BREAKS,)
     thoughts = Sequence((text_up_to(marks.closing, answer.written), *begins_next, source))

@@ -1,14 +1,14 @@
 """One choice's outputs -> message parts, and the count of reasoning tokens."""
 
 from engine.core.outputs import RequestOutput
-from server.chat.answer import Answer
+from server.chat.answer import AnswerFormat
 from server.tools.message_parts import Part, ToolCall
 
 
 class OutputReader:
     """Parses all outputs of one generation, in their order."""
 
-    def __init__(self, answer: Answer, response_id: str, choice: int) -> None:
+    def __init__(self, answer: AnswerFormat, response_id: str, choice: int) -> None:
         self._parser = answer.parser(response_id, choice)
         self._thinking = answer.thinking_counter()
         self.has_called = False

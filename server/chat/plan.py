@@ -2,7 +2,7 @@
 
 import msgspec
 
-from server.chat.answer import Answer, expected_answer
+from server.chat.answer import AnswerFormat, expected_answer
 from server.chat.constraint import chat_grammar
 from server.chat.omitted_images import log_omitted_images
 from server.core.prompts import EncodedPrompt, PromptCut
@@ -20,7 +20,7 @@ _NAMES = ResponseNames("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 async def plan_chat(
     request: ChatRequest, backend: Backend, arrival: Arrival, shortens: bool = False
-) -> tuple[ChatPlan, Answer]:
+) -> tuple[ChatPlan, AnswerFormat]:
     """Returns the plan of a request, and how its answer is parsed. If it `shortens`, an answer may end with the context
     before it has as many tokens as the request allows. Raises RequestError or BadRequestError for what the engine
     cannot be asked; the rest it refuses itself."""

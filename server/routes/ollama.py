@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.chat.answer import Answer, thinking_marks
+from server.chat.answer import AnswerFormat, thinking_marks
 from server.chat.output_reader import OutputReader
 from server.chat.plan import plan_chat
 from server.completions.plan import plan_completion
@@ -91,10 +91,10 @@ async def _answer(body: OllamaGeneration, request: Request, is_chat: bool, has_p
 
 async def _plan(
     body: OllamaGeneration, backend: Backend, arrival: Arrival
-) -> tuple[GenerationPlan[GenerationParams], Answer]:
+) -> tuple[GenerationPlan[GenerationParams], AnswerFormat]:
     """Returns the plan of a request, whose answer may end with the context, and how the answer is parsed."""
     if isinstance(body, OllamaGenerateRequest) and body.raw:
-        plain = Answer(backend.tokenizer, {}, is_one_call=False, calls=None, thinking=None, begins_inside=False)
+        plain = AnswerFormat(backend.tokenizer, {}, is_one_call=False, calls=None, thinking=None, begins_inside=False)
         return await plan_completion(raw_prompt(body), backend, arrival), plain
     chat = chat_of(body, ends_thinking=False)
     marks = backend.chat.dialect_for(chat).thinking

@@ -9,7 +9,7 @@ import pytest
 from engine.core.batch import TokenLogprobs
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
-from server.chat.answer import Answer
+from server.chat.answer import AnswerFormat
 from server.chat.choice import ChatChoice
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
@@ -42,7 +42,7 @@ class ScriptedParser:
         return self._held
 
 
-class ScriptedAnswer(Answer):
+class ScriptedAnswer(AnswerFormat):
     def parser(self, response_id: str, choice: int) -> MessageParser:
         return ScriptedParser()
 
@@ -151,7 +151,7 @@ def test_text_held_back_is_sent_when_the_end_brings_no_text() -> None:
 
 
 def test_where_nothing_is_called_or_thought_all_text_is_content() -> None:
-    answer = Answer(ByteTokenizer(), {}, False, None, thinking=None, begins_inside=False)
+    answer = AnswerFormat(ByteTokenizer(), {}, False, None, thinking=None, begins_inside=False)
     parser = answer.parser("id", 0)
     assert isinstance(parser, PlainParser)  # the usual case, and the cheapest
     assert [parser.feed("<think>"), parser.feed(""), parser.finish()] == [[Content("<think>")], [], []]
