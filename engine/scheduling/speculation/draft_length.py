@@ -84,8 +84,8 @@ class FastestDraftLength:
         return _lengths(1 if price.step_s else 0, requests, self._chances(requests))
 
     def _one_alone(self, requests: Sequence[Request], price: TokenPrice) -> list[int]:
-        """Returns a length of one for the request of whose tokens the draft model lacks fewest: it makes up for all that
-        it did not read while it drafted nothing, which takes longer than the pass."""
+        """Returns a length of one for the request of whose tokens the draft model lacks fewest: it has to make up for
+        what it did not read while it drafted nothing, which takes longer than the pass."""
         lengths = self._one_each(requests, price)
         asked = [index for index, length in enumerate(lengths) if length]
         chosen = min(asked, key=lambda index: _num_lacking(requests[index]), default=None)
