@@ -262,6 +262,20 @@ def test_a_resumed_request_whose_kv_is_cached_decodes_at_once() -> None:
     assert phases(engine)[-1] is Phase.DECODE
 
 
+def test_blocks_to_copy_are_held_while_a_step_of_others_comes_first() -> None:
+    engine, prompt = fake_engine(), range(1, 8)
+    add(engine, "before", prompt, max_tokens=6)
+    tokens = tokens_of(run_to_end(engine)["before"])
+    add(engine, "resumed", prompt, max_tokens=6, output_token_ids=tokens[:4])
+    add(engine, "prefill", range(20, 30))
+    engine.step()
+    ((source, _),) = engine._scheduler._requests["resumed"].block_copies
+    engine.reset_prefix_cache(clears_store=False)
+    assert engine._scheduler.kv._pool.ref_count(source) == 1
+    assert tokens_of(run_to_end(engine)["resumed"]) == tokens[4:]
+    assert engine._scheduler.stats.pool.held == 0
+
+
 def test_the_first_token_is_announced_once() -> None:
     engine = fake_engine(max_num_batched_tokens=2)
     add(engine, "a", [1, 2, 3, 4, 5])
