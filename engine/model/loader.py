@@ -51,6 +51,7 @@ from engine.model.kv_cache_dtype import choose_kv_dtype, kv_dtype_named
 from engine.model.latent_attention import are_expanded_by, expand_latents, keep_latents
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
+from engine.model.plain_type import as_plain_type
 from engine.model.probe import ProbedLayers, layer_shape, probe
 from engine.model.sparse_attention import check_sparse, is_sparse, replace_indexers
 from engine.model.step_work import size_of
@@ -148,7 +149,7 @@ def read_hf_config(config: EngineConfig, source: dict[str, Any]) -> tuple[PreTra
     names = TEXT_PART_NAMES if has_text_part(hf_config) else None
     if names:
         logger.info("%s: of this multimodal checkpoint, the text model is served", config.model)
-        hf_config = text_part_of(hf_config)
+        hf_config = as_plain_type(text_part_of(hf_config))
     _check_architecture(hf_config, config)
     return hf_config, names
 

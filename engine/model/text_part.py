@@ -3,9 +3,10 @@
 Of each kind that is listed here, the text model was found to compute what the whole model computes of a text.
 """
 
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING
 
-from engine.model.plain_type import as_plain_type
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 __all__ = ["TEXT_PART_NAMES", "has_text_part", "text_part_of"]
 
@@ -30,15 +31,14 @@ TEXT_PART_NAMES = {
 """Pattern of a tensor's name in a multimodal checkpoint -> what takes its place in that of a text model."""
 
 
-def has_text_part(config: PreTrainedConfig) -> bool:
+def has_text_part(config: "PreTrainedConfig") -> bool:
     """Whether the configuration is that of a multimodal model whose text part is known to be a model of its own."""
     return config.model_type in _WHOLE_MODELS
 
 
-def text_part_of(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Returns the text model's configuration; whether it has a head of its own is said by the whole one. Raises
-    UnsupportedModelError."""
+def text_part_of(config: "PreTrainedConfig") -> "PreTrainedConfig":
+    """Returns the text model's configuration; whether it has a head of its own is said by the whole one."""
     text_config = config.get_text_config(decoder=True)
     own = getattr(text_config, "tie_word_embeddings", True)
     text_config.tie_word_embeddings = getattr(config, "tie_word_embeddings", own)
-    return as_plain_type(text_config)
+    return text_config

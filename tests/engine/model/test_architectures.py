@@ -68,4 +68,5 @@ def test_a_type_is_served_as_transformers_computes_it_or_refused(model_type: str
     assert answers == [generate(model, prompt) for prompt in prompts]
     assert model_type in served_types()
     if load_kernels() is not None:
-        assert (engine.info.forward == "kernels") == (model_type in documented_types("in the kernels"))
+        text_type = model.config.get_text_config(decoder=True).model_type
+        assert (engine.info.forward == "kernels") == (text_type in documented_types("in the kernels"))
