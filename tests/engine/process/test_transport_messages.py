@@ -62,15 +62,15 @@ params = st.builds(
     logprobs=st.none() | st.integers(0, 20),
 )
 configs = st.builds(EngineConfig, model=texts, num_blocks=st.none() | st.integers(1, 100))
-logprobs = st.builds(TokenLogprobs, numbers, times, numbers, st.lists(st.tuples(numbers, times), max_size=2).map(tuple))
+logprobs = st.builds(TokenLogprobs, numbers, times, numbers, ids.map(tuple), st.lists(times, max_size=5).map(tuple))
 firsts = st.builds(
     FirstTokenInfo, st.none() | times, numbers, numbers, st.none() | st.lists(st.binary(max_size=9), max_size=2)
 )
 updates = st.builds(
     RequestUpdate,
     texts,
-    ids,
-    st.lists(logprobs, max_size=2),
+    ids.map(tuple),
+    st.lists(logprobs, max_size=2).map(tuple),
     st.none() | firsts,
     st.none() | st.sampled_from(FinishReason),
     st.none() | numbers,
