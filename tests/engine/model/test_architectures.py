@@ -10,6 +10,7 @@ import pytest
 from engine.core.errors import ModelError, UnsupportedModelError
 from engine.kernels import load_kernels
 from engine.model.small_copy import randomize
+from engine.model.text_part import has_text_part
 from tests.engine.served_answers import answers_of, documented_types, engine_over, generate, make_prompts
 from tests.engine.tiny_architectures import CAUSAL_TYPES, tiny_model
 
@@ -68,5 +69,5 @@ def test_a_type_is_served_as_transformers_computes_it_or_refused(model_type: str
     assert answers == [generate(model, prompt) for prompt in prompts]
     assert model_type in served_types()
     if load_kernels() is not None:
-        text_type = model.config.get_text_config(decoder=True).model_type
-        assert (engine.info.forward == "kernels") == (text_type in documented_types("in the kernels"))
+        served = model.config.get_text_config(decoder=True) if has_text_part(model.config) else model.config
+        assert (engine.info.forward == "kernels") == (served.model_type in documented_types("in the kernels"))
