@@ -18,19 +18,18 @@ from engine.attention import approximate
 from engine.attention.kv_cache import KVCache
 from engine.attention.registry import ATTENTION_NAME
 from engine.core.batch import ScheduledRequest
-from engine.core.errors import UnsupportedModelError, reason_of
+from engine.core.errors import UnsupportedModelError
 from engine.core.sampling_params import SamplingParams
-from engine.host.available_memory import is_memory_shortage
 from engine.mixers.state import StateCache
-from engine.model.first_layers import num_distinct_layers
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.probe import layer_shape, probe
-from engine.model.small_copy import cut_config, randomize
+from engine.model.refusals import refused_if_it_fails
+from engine.model.small_copy import cut_config, num_distinct_layers, randomize
 from engine.model.sparse_attention import replace_indexers
 from engine.runner.forward import TransformersForward
 from engine.runner.model_inputs import build_inputs
 
-__all__ = ["TOLERANCE", "prove_paging"]
+__all__ = ["prove_paging"]
 
 BLOCK_SIZE = 8
 STEPS = ((1, 20), (5, 0), (24, 1), (0, 11), (17, 2), *((1, 1),) * 3)
@@ -47,17 +46,8 @@ another expert."""
 def prove_paging(module: PreTrainedModel, context_limit: int) -> None:
     """Raises UnsupportedModelError unless the model's code computes the same over pages as in one piece."""
     name = type(module).__name__
-    try:
-        with torch.inference_mode():
-            _compare(name, _small_copy(module), context_limit, has_latents(module))
-    except UnsupportedModelError:
-        raise
-    except Exception as error:  # models' code raises anything
-        if is_memory_shortage(error):
-            raise
-        raise UnsupportedModelError(
-            f"{name} cannot run over a paged KV cache: {type(error).__name__}: {reason_of(error)}"
-        ) from error
+    with refused_if_it_fails(f"{name} cannot run over a paged KV cache"), torch.inference_mode():
+        _compare(name, _small_copy(module), context_limit, has_latents(module))
 
 
 def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latents: bool) -> None:

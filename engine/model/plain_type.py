@@ -14,10 +14,9 @@ from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig, PreTrained
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.core.errors import UnsupportedModelError, reason_of
-from engine.host.available_memory import is_memory_shortage
-from engine.model.first_layers import num_distinct_layers
-from engine.model.small_copy import cut_config, randomize
+from engine.core.errors import UnsupportedModelError
+from engine.model.refusals import refused_if_it_fails
+from engine.model.small_copy import cut_config, num_distinct_layers, randomize
 
 __all__ = ["as_plain_type"]
 
@@ -53,14 +52,8 @@ def as_plain_type(config: PreTrainedConfig) -> PreTrainedConfig:
     if plain_type is None:
         return config
     plain = _converted(config, plain_type)
-    try:
+    with refused_if_it_fails(f"{config.model_type} cannot be served as {plain_type.name}"):
         is_same = _compute_the_same(config, plain)
-    except Exception as error:  # models' code raises anything
-        if is_memory_shortage(error):
-            raise
-        raise UnsupportedModelError(
-            f"{config.model_type} cannot be served as {plain_type.name}: {type(error).__name__}: {reason_of(error)}"
-        ) from error
     if not is_same:
         raise UnsupportedModelError(
             f"{config.model_type} with these settings computes something else than {plain_type.name}, as which its "

@@ -10,10 +10,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from engine.attention.kv_cache import LayerShape, VectorShape
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
-from engine.host.available_memory import is_memory_shortage
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer, state_handler
 from engine.mixers.state import StateShape
+from engine.model.refusals import refused_if_it_fails
 
 _NUM_TOKENS = 2
 
@@ -69,15 +69,13 @@ def _record(module: PreTrainedModel, device: torch.device) -> _Recorder:
     recorder = _Recorder(device)
     token_ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.long, device=device)
     positions = torch.arange(_NUM_TOKENS, device=device)[None]
-    try:
-        with torch.inference_mode(), attention_handler(recorder), state_handler(recorder):
-            module(input_ids=token_ids, position_ids=positions, use_cache=False)
-    except Exception as error:
-        if is_memory_shortage(error):
-            raise
-        raise UnsupportedModelError(
-            f"{name} cannot run over a paged KV cache: {type(error).__name__}: {error}"
-        ) from error
+    with (
+        refused_if_it_fails(f"{name} cannot run over a paged KV cache"),
+        torch.inference_mode(),
+        attention_handler(recorder),
+        state_handler(recorder),
+    ):
+        module(input_ids=token_ids, position_ids=positions, use_cache=False)
     return recorder
 
 

@@ -1,14 +1,12 @@
-"""Small copies of models: a few narrow layers of the same code, with random weights."""
+"""Small copies of models: the first layers, which hold one of each kind, and narrow ones with random weights."""
 
 import math
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from engine.model.first_layers import keep_layers
-
-__all__ = ["cut_config", "randomize"]
+__all__ = ["cut_config", "keep_layers", "num_distinct_layers", "randomize"]
 
 NUM_VOCAB = 256
 MAX_WIDTH = 64
@@ -58,3 +56,39 @@ def randomize(module: nn.Module) -> None:
             parameter.mul_(std / own)
         else:
             parameter.normal_(std=std, generator=generator)
+
+
+def keep_layers(config: PreTrainedConfig, num_layers: int) -> None:
+    """Cuts a text model's configuration, in place, to its first layers."""
+    all_layers = config.num_hidden_layers
+    for name, value in [*vars(config).items()]:
+        if isinstance(value, list) and len(value) == all_layers:
+            setattr(config, name, value[:num_layers])
+        elif name.endswith("layers") and value == all_layers:
+            setattr(config, name, num_layers)
+    config.num_hidden_layers = num_layers  # where that stands for a field of another name
+
+
+def num_distinct_layers(module: PreTrainedModel) -> int:
+    """Returns how many of the first layers hold one layer of each kind."""
+    num_layers = module.config.get_text_config(decoder=True).num_hidden_layers
+    lists = (each for each in module.modules() if isinstance(each, nn.ModuleList))
+    layers = next((each for each in lists if len(each) == num_layers), None)
+    if layers is None:
+        return int(num_layers)
+    kinds = [_kind(layer) for layer in layers]
+    return 1 + max(kinds.index(kind) for kind in {*kinds})
+
+
+def _kind(layer: nn.Module) -> str:
+    """Returns a text that is the same for layers which differ by nothing but their weights and their index."""
+    facts = []
+    for name, module in layer.named_modules():
+        settings = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, (int, float, str, type(None))) and "idx" not in key and "index" not in key
+        }
+        shapes = [tuple(parameter.shape) for parameter in module.parameters(recurse=False)]
+        facts.append((name, type(module).__name__, sorted(settings.items()), shapes))
+    return repr(facts)

@@ -15,10 +15,10 @@ from engine.core.kv_groups import KVGroups
 from engine.core.machine import ModelSize
 from engine.mixers.functions import route_recurrent_functions
 from engine.model.context_limit import context_limit
-from engine.model.first_layers import num_distinct_layers
 from engine.model.latent_attention import keep_latents
 from engine.model.loader import read_hf_config
 from engine.model.probe import layer_shape, probe_layers
+from engine.model.small_copy import num_distinct_layers
 from engine.model.sparse_attention import replace_indexers
 from engine.model.step_work import size_of
 from engine.runner.window_groups import groups_of_layers

@@ -17,10 +17,10 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.core.sampling_params import SamplingParams
 from engine.core.step_seconds import StepSeconds
-from engine.model.first_layers import keep_layers
 from engine.model.loader import read_hf_config
 from engine.model.planning.estimate import Estimate
 from engine.model.setup import load_model_runner
+from engine.model.small_copy import keep_layers
 from engine.runner.model_runner import ModelRunner
 
 __all__ = ["depths_of", "predict_steps"]

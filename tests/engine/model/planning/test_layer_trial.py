@@ -13,10 +13,10 @@ from engine.core.batch import Batch, Phase
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
 from engine.core.step_seconds import StepSeconds
-from engine.model.first_layers import keep_layers
 from engine.model.planning import layer_trial
 from engine.model.planning.estimate import Estimate, estimate
 from engine.model.planning.layer_trial import depths_of, predict_steps
+from engine.model.small_copy import keep_layers
 from tests.engine.tiny_models import make_checkpoint, make_config
 
 
