@@ -125,9 +125,10 @@ class ModelRunner:
             for table in (request.block_table, *request.window_tables)
         )
         self._cache.prefault(last_block, batch.num_tokens)
-        copies = tuple(chain.from_iterable(request.block_copies for request in batch.requests))
-        self._cache.copy_blocks(copies)
-        inputs = replace(build_inputs(batch.requests, block_size, self._model.device), block_copies=copies)
+        inputs = build_inputs(batch.requests, block_size, self._model.device)
+        if copies := tuple(chain.from_iterable(request.block_copies for request in batch.requests)):
+            self._cache.copy_blocks(copies)
+            inputs = replace(inputs, block_copies=copies)
         output = self._run_model(inputs, kept, self._proposer.hidden_of)
         self._proposer.observe(batch, output.all_hidden)
         return output.logits, output.hidden
