@@ -115,19 +115,19 @@ def engine_of(options: argparse.Namespace, model: Path, store: Path | None) -> I
         bench.close()
 
 
-def first_tokens(options: argparse.Namespace, model: Path, directory: Path, prompts: Sequence[list[int]]) -> Table:
+def first_tokens(options: argparse.Namespace, directory: Path, prompts: Sequence[list[int]]) -> Table:
     """Returns a table of the first token's time, each as a part of what the same prompt takes that is computed."""
     ratios: dict[str, list[float]] = {"in memory": [], "in the store": [], "in the store, after a restart": []}
     computed_s = []
     for index, prompt in enumerate(prompts):
         store = directory / str(index)
-        with engine_of(options, model, store) as bench:
+        with engine_of(options, directory, store) as bench:
             bench.first_token_s([*range(2 * STREAM_PROMPT)])  # what a process does once
             computed_s.append(bench.first_token_s(prompt))
             ratios["in memory"].append(bench.first_token_s(prompt) / computed_s[-1])
             bench.forget()
             ratios["in the store"].append(bench.first_token_s(prompt) / computed_s[-1])
-        with engine_of(options, model, store) as bench:
+        with engine_of(options, directory, store) as bench:
             ratios["in the store, after a restart"].append(bench.first_token_s(prompt) / computed_s[-1])
     table = Table("found", "TTFT, ms", "of a computed prompt's")
     table.add_row("nowhere", f"{1000 * statistics.median(computed_s):.0f}", "1")
@@ -137,11 +137,11 @@ def first_tokens(options: argparse.Namespace, model: Path, directory: Path, prom
     return table
 
 
-def gaps(options: argparse.Namespace, model: Path, directory: Path, prompts: Sequence[list[int]]) -> Table:
+def gaps(options: argparse.Namespace, directory: Path, prompts: Sequence[list[int]]) -> Table:
     """Returns a table of gaps beside writes, reads, and the same prompts without either."""
-    with engine_of(options, model, None) as bench:
+    with engine_of(options, directory, None) as bench:
         found = {"computed, no store": bench.gaps_s(prompts, lambda: None)}
-    with engine_of(options, model, directory / "gaps") as bench:
+    with engine_of(options, directory, directory / "gaps") as bench:
         found["computed and written"] = bench.gaps_s(prompts, lambda: None)
         found["found in memory"] = bench.gaps_s(prompts, lambda: None)
         found["read from the store"] = bench.gaps_s(prompts, bench.forget)
@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         for kind, measure in {"first-tokens": first_tokens, "gaps": gaps}.items():
             prompts = [[rng.randrange(1000) for _ in range(options.tokens)] for _ in range(options.prompts)]
             if options.only in (None, kind):
-                console.print(measure(options, directory, directory, prompts))
+                console.print(measure(options, directory, prompts))
     return 0
 
 
