@@ -82,6 +82,10 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["run", "m", "Hi", "--raw", "--system", "x"], "--system is for chats"),
         (["plan", "embedded", "--output-tokens", "0"], "--output-tokens must be at least 1"),
         (["plan", "embedded", "--prompt-tokens", "2048"], "less than the model's context of 2,048 tokens"),
+        (
+            ["plan", "embedded", "--measure", "--prompt-tokens", "2000", "--output-tokens", "49"],
+            "--prompt-tokens and --output-tokens exceed the model's context of 2,048 tokens",
+        ),
         (["run", "Name three birds."], "name the model before the prompt"),
         (["run", "m", "Hi", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
         (["completion", "cmd"], "invalid choice: 'cmd'"),

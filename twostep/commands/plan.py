@@ -97,6 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     found = estimate(parsed.model, parsed.revision)
     if parsed.prompt_tokens >= found.max_model_len:
         own.error(f"--prompt-tokens must be less than the model's context of {found.max_model_len:,} tokens")
+    if parsed.measure and parsed.prompt_tokens + parsed.output_tokens > found.max_model_len:
+        own.error(f"--prompt-tokens and --output-tokens exceed the model's context of {found.max_model_len:,} tokens")
     for line in lines_of(_plan_of(parsed, found)):
         print(line, flush=True)
     return 0
