@@ -1,7 +1,6 @@
 """Measures the machine's roofline: memory bandwidth and matmul speed. It takes most of a second per loaded model."""
 
 import functools
-import os
 import time
 from collections.abc import Callable
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.core.machine import Ceilings
+from engine.host.cpu_caches import largest_cache_bytes
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels.cpu_features import has_native_bf16
 from engine.weights.packing_policy import packing_for
@@ -21,8 +21,6 @@ _MIN_MATRIX_SIZE = 256
 _MAX_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
 _RUN_S = 0.005  # a matmul that takes so long is large enough
 _BUDGET_S = 0.1  # of each measurement, after a first run
-
-_CACHE_SIZES = ("SC_LEVEL2_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE", "SC_LEVEL4_CACHE_SIZE")
 
 Matmul = Callable[[], Tensor]
 
@@ -42,7 +40,7 @@ def measure_ceilings(
     if quantization != "none" and device.type == "cpu":  # a GPU multiplies numbers of 16 bits all the same
         speeds[quantization] = _flops_per_s(device, functools.partial(_quantized_matmul, dtype, quantization))
     fastest = max(speeds, key=lambda name: speeds[name])
-    reads_cache = device.type == "cpu" and weight_bytes <= _largest_cache_bytes()
+    reads_cache = device.type == "cpu" and weight_bytes <= largest_cache_bytes()
     ceilings = Ceilings(_read_bytes_per_s(device, weight_bytes), speeds[fastest], fastest, reads_cache)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the KV cache takes what is free
@@ -61,11 +59,6 @@ def _read_bytes_per_s(device: torch.device, weight_bytes: int) -> float:
     num_elements = _read_bytes(weight_bytes) // torch.float32.itemsize
     buffer = empty_in_huge_pages((num_elements,), torch.float32, device).fill_(1)  # packed weights use such pages, too
     return buffer.nbytes / _best_seconds(buffer.sum, device, _BUDGET_S)
-
-
-def _largest_cache_bytes() -> int:
-    """Returns the size of the CPU's largest cache; 0 where the system does not tell."""
-    return max((os.sysconf(name) for name in _CACHE_SIZES if name in os.sysconf_names), default=0)
 
 
 def _read_bytes(weight_bytes: int) -> int:

@@ -63,15 +63,11 @@ def test_a_model_reads_as_much_as_it_has() -> None:
 def test_it_is_told_whether_a_cache_was_read(
     weight_bytes: int, cache_bytes: int, reads: bool, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_ceilings, "_largest_cache_bytes", lambda: cache_bytes)
+    monkeypatch.setattr(machine_ceilings, "largest_cache_bytes", lambda: cache_bytes)
     monkeypatch.setattr(machine_ceilings, "_flops_per_s", lambda *_: 1.0)
     monkeypatch.setattr(machine_ceilings, "_read_bytes_per_s", lambda *_: 1.0)
     found = measure_ceilings(CPU, torch.float32, weight_bytes)
     assert (found.reads_cache, found.read_from) == (reads, told)
-
-
-def test_the_largest_cache_is_no_smaller_than_any_other() -> None:
-    assert 0 <= machine_ceilings._largest_cache_bytes() < 1 << 40
 
 
 @pytest.mark.parametrize(("has_native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
