@@ -17,6 +17,7 @@ from engine.engine import Engine, Runner
 from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
 from engine.host.openmp import shorten_spinning
 from engine.kv_store.interface import KVStore, NullKVStore
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.block_tokens import NoBlockTokens, SortedBlockTokens
 from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_accounting import StepAccounting
@@ -37,7 +38,6 @@ from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 from engine.scheduling.state_tiers import NoTieredCheckpoints, TieredCheckpoints
-from engine.scheduling.windowed_kv import WindowedKVAllocator
 
 _MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
 
@@ -151,31 +151,20 @@ def _kv_allocator(
     config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None, records: BlockRecords | None
 ) -> KVAllocator:
     draft_kv = OwnDraftKV(config.block_size, is_of_head=info.has_head) if info.draft_kv_bytes else NoDraftKV()
-    if info.kv_groups.window is not None:
-        return _windowed_allocator(config, info, records)
+    tables = BlockTables(config.block_size, info.kv_groups, config.limits_on(info.device).max_num_batched_tokens)
+    size = info.num_blocks, config.block_size
     if not config.enable_prefix_caching:
-        return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), _slots(info), draft_kv=draft_kv)
+        return KVAllocator(*size, NullPrefixCache(), _slots(info), draft_kv=draft_kv, tables=tables)
     tokens = SortedBlockTokens() if info.num_state_slots is None else NoBlockTokens()
-    cache, size = PrefixCache(config.block_size, records, tokens=tokens), (info.num_blocks, config.block_size)
-    max_retained = int(info.num_blocks * config.prefix_retention_share)
+    cache = PrefixCache(config.block_size, records, info.kv_groups.num_groups, tokens)
+    slots, max_retained = _slots(info), int(info.num_blocks * config.prefix_retention_share)
     if store is None:
-        checkpoints = _checkpoints(config, info, cache)
-        return KVAllocator(*size, cache, _slots(info), checkpoints, draft_kv, max_retained)
-    states = _tiered_checkpoints(config, info, cache, store.blocks)
+        states = _checkpoints(config, info, cache)
+        return KVAllocator(*size, cache, slots, states, draft_kv, max_retained, tables)
+    tiered = _tiered_checkpoints(config, info, cache, store.blocks)
     return TieredKVAllocator(
-        *size, cache, _slots(info), states, draft_kv, max_retained, stored=store.blocks, costs=costs
+        *size, cache, slots, tiered, draft_kv, max_retained, tables, stored=store.blocks, costs=costs
     )
-
-
-def _windowed_allocator(config: EngineConfig, info: EngineInfo, records: BlockRecords | None) -> WindowedKVAllocator:
-    """Returns the allocator of a model whose layers give blocks back: it has neither states nor a draft model nor a KV
-    store (`engine.runner.window_groups`)."""
-    cache: BlockCache = NullPrefixCache()
-    if config.enable_prefix_caching:
-        cache = PrefixCache(config.block_size, records, info.kv_groups.num_groups, SortedBlockTokens())
-    max_chunk = config.limits_on(info.device).max_num_batched_tokens
-    max_retained = int(info.num_blocks * config.prefix_retention_share)
-    return WindowedKVAllocator(info.num_blocks, config.block_size, cache, info.kv_groups, max_chunk, max_retained)
 
 
 def _slots(info: EngineInfo) -> StateSlots | NoStateSlots:

@@ -31,13 +31,9 @@ class BlockTransfer:
 
     direction: Direction
     block_id: int
-    block_hash: bytes
-    """Hash of the block's tokens and of all before them, which names the block in the store."""
+    name: bytes
+    """What names the block in the store: the hash of its tokens and of all before them, and its group of layers."""
     token_ids: tuple[int, ...]
-
-    @property
-    def name(self) -> bytes:
-        return self.block_hash
 
 
 @dataclass(frozen=True, slots=True)

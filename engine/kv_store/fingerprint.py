@@ -37,6 +37,7 @@ def kv_fingerprint(config: EngineConfig, info: EngineInfo, cache: KVCache, state
         "gguf_activations": config.gguf_activations,
         "dtype": info.dtype,
         "block": [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in chain.from_iterable(cache.layers)],
+        "groups": cache.groups,
         "index keys": [each if each is None else (each.dtype, tuple(each.shape[1:])) for each in cache.index_keys],
         "hidden states": None if cache.hidden is None else (cache.hidden.dtype, tuple(cache.hidden.shape[1:])),
         "made by": info.hidden_fingerprint,

@@ -6,14 +6,16 @@ Positions of a running request, from 0 on, as half-open ranges that follow one a
     [c, n)   allocated   for the tokens that the request has, n = request.num_tokens, and that a step will compute
     [n, t)   surplus     for draft tokens of the step at hand; t = block_size * len(request.block_table)
 
-A request without blocks has computed nothing. Where the tokens behind the blocks that it shares are the first of yet
-another cached block, its first step copies that one to its own; until then both are held for it. Where the model has
-recurrent states, a running request also holds a slot for them, which has the states after position c - 1. The scheduler
-says when blocks are wanted; it never edits a table.
+A request without blocks has computed nothing. Where layers see a window of the context, blocks of computed positions
+are given back, and others are taken from chunk to chunk (`engine.scheduling.block_tables`). Where the tokens behind the
+blocks that a request shares are the first of yet another cached block, its first step copies that one to its own; until
+then both are held for it. Where the model has recurrent states, a running request also holds a slot for them, which has
+the states after position c - 1. The scheduler says when blocks are wanted; it never edits a table.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from engine.core.batch import EndedTransfer, Transfer
@@ -21,8 +23,10 @@ from engine.core.cache_steering import CachedPrefixes
 from engine.core.request import Request
 from engine.core.stats import PoolStats
 from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.block_tables import BlockTables, tables_of
 from engine.scheduling.draft_kv import DraftKV, NoDraftKV
 from engine.scheduling.prefix_cache import BlockCache, PrefixMatch
+from engine.scheduling.prefix_matcher import PrefixMatcher
 from engine.scheduling.prefix_steering import PrefixSteering
 from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
@@ -51,10 +55,11 @@ class KVAllocator:
         checkpoints: StateCheckpoints | NoStateCheckpoints | None = None,
         draft_kv: DraftKV | None = None,
         max_retained: int = 0,
+        tables: BlockTables | None = None,
     ) -> None:
         """Hands out `num_blocks` blocks of `block_size` tokens each, of which `max_retained` may be retained, and
         `slots` and `checkpoints`, if the model has states; `draft_kv` knows in which blocks the draft model's keys and
-        values are, if it has any of its own."""
+        values are, if it has any of its own; `tables` lays out block tables, if a request has several."""
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks, cache, max_retained)
         self._cache = cache
@@ -63,6 +68,8 @@ class KVAllocator:
         self._slots = slots or NoStateSlots()
         self._checkpoints = checkpoints or NoStateCheckpoints()
         self._draft_kv = draft_kv or NoDraftKV()
+        self._tables = tables or BlockTables(block_size)
+        self._matcher = PrefixMatcher(block_size, cache, self._checkpoints, self._tables)
         self._block_size = block_size
         self.prefix_queries = 0
         """Tokens that were looked up in the prefix cache, by requests that then got their blocks for the first time."""
@@ -85,10 +92,7 @@ class KVAllocator:
     def match(self, request: Request) -> PrefixMatch:
         """Returns the longest cached prefix of the request's tokens that leaves at least one to compute, and after
         which the states are known, if the model has states."""
-        if not self._cache.can_match(request):
-            return PrefixMatch()
-        blocks = self._cache.match(request, (request.num_tokens - 1) // self._block_size)
-        return self._with_copies(request, self._checkpoints.shortened(request, blocks))
+        return self._matcher.match(request)
 
     def try_start(self, request: Request, match: PrefixMatch, spare: int) -> bool:
         """Gives a request that has no blocks those of its prefix and new ones for its other tokens, and a slot.
@@ -98,16 +102,17 @@ class KVAllocator:
         """
         if not self._slots.has_free:
             return False
-        num_new = self._num_blocks(request.num_tokens) - len(match.block_ids)
-        taken = self._try_take(match, match.block_ids, num_new, spare)
+        num_new, num_later = self._tables.to_begin(request, match)
+        taken = self._try_take(match, sum(num_new), spare + num_later)
         if taken is None:
             return False
-        match, request.block_table = taken
+        match, blocks = taken
+        self._tables.begin(request, match, num_new, blocks)
         request.state_slot = self._slots.take()
         if match.state_slot is not None:
             request.restored_slot = match.state_slot
             self._checkpoints.pin(match.state_slot)
-        self._draft_kv.start(request, len(match.block_ids))
+        self._draft_kv.start(request, match.num_blocks)
         self._begin_behind(request, match)
         return True
 
@@ -116,13 +121,15 @@ class KVAllocator:
 
         Returns False, and changes nothing, if fewer than `spare` available blocks would be left.
         """
-        lacking = self._num_blocks(request.num_tokens + num_drafts) - len(request.block_table)
-        if lacking <= 0:
+        if num_drafts <= self.surplus(request):
             return True
-        blocks = self._pool.try_allocate(lacking, spare=spare)
-        request.block_table += blocks or []
-        self._draft_kv.allocated(blocks or ())
-        return blocks is not None
+        num_lacking = self._tables.lacking(request, request.num_tokens + num_drafts)
+        blocks = self._pool.try_allocate(sum(num_lacking), spare=spare)
+        if blocks is None:
+            return False
+        self._tables.extend(request, num_lacking, blocks)
+        self._draft_kv.allocated(blocks)
+        return True
 
     def checkpoint(self, request: Request, end: int) -> int | None:
         """Returns the slot to which the step at hand is to copy the request's states after position `end` - 1; None if
@@ -136,7 +143,7 @@ class KVAllocator:
 
     def surplus(self, request: Request) -> int:
         """Returns how many draft tokens the request's blocks have places for, beside all its own tokens."""
-        return len(request.block_table) * self._block_size - request.num_tokens
+        return self._tables.surplus(request)
 
     def computed(self, request: Request, start: int, end: int) -> None:
         """Records that a step computed positions [start, end) from the request's own tokens: later requests may find
@@ -146,8 +153,10 @@ class KVAllocator:
             self._checkpoints.keep(request.saved_slot)
             request.saved_slot = None
         self._unpin(request)
-        for index in self._cache.insert(request, start // self._block_size, end // self._block_size):
-            self._on_new_block(request, index)
+        for index, group in self._cache.insert(request, start // self._block_size, end // self._block_size):
+            self._on_new_block(request, index, group)
+        if hidden := self._tables.hide(request):
+            self._pool.release(hidden)
 
     def draft_span(self, request: Request, num_tokens: int) -> tuple[int, int] | None:
         """Returns the positions that the draft model computes in a step that computes the request's next `num_tokens`;
@@ -161,46 +170,34 @@ class KVAllocator:
 
     def trim(self, request: Request) -> None:
         """Frees the surplus: blocks that only rejected draft tokens needed."""
-        num_needed = self._num_blocks(request.num_tokens)
-        self._pool.release(request.block_table[num_needed:])
-        del request.block_table[num_needed:]
+        self._pool.release(self._tables.cut(request))
 
     def free(self, request: Request) -> None:
         """Takes back all that the request holds, because it ends or is preempted; what is cached can be found again."""
         self._steering.used(request, self._now_s)
-        self._release_blocks(request)
+        self._pool.release(self._tables.take_all(request))
         self._slots.release(request.state_slot)
         if request.saved_slot is not None:
             self._checkpoints.cancel(request.saved_slot)
             request.saved_slot = None
         self._unpin(request)
-        request.block_table, request.state_slot = [], None
+        request.state_slot = None
         request.num_computed_tokens = request.num_drafted_tokens = 0
 
-    def _release_blocks(self, request: Request) -> None:
-        """Gives back all blocks that the request holds."""
-        self._pool.release(request.block_table)
-
-    def _with_copies(self, request: Request, match: PrefixMatch) -> PrefixMatch:
-        """Returns the match with the blocks that the request may copy, if there are any."""
-        copied_blocks, num_copied_tokens = self._cache.match_partly(request, len(match.block_ids))
-        return replace(match, copied_blocks=copied_blocks, num_copied_tokens=num_copied_tokens)
-
-    def _try_take(
-        self, match: PrefixMatch, shared: Sequence[int], num_new: int, spare: int
-    ) -> tuple[PrefixMatch, list[int]] | None:
-        """Takes the `shared` blocks of a match, new ones, and a reference on those to copy from, if there is room for
-        these, too. Returns what is left of the match, and the former blocks; None, and changes nothing, if there is
-        none."""
+    def _try_take(self, match: PrefixMatch, num_new: int, spare: int) -> tuple[PrefixMatch, list[int]] | None:
+        """Takes the blocks of a match, new ones, and a reference on those to copy from, if there is room for these,
+        too. Returns what is left of the match, and the new blocks; None, and changes nothing, if there is no room."""
+        shared = [*chain.from_iterable(match.tables)]
         for each in (match, replace(match, copied_blocks=(), num_copied_tokens=0)):
-            blocks = self._pool.try_allocate(num_new, [*each.copied_blocks, *shared], spare)
+            held = [*each.copied_blocks, *shared]
+            blocks = self._pool.try_allocate(num_new, held, spare)
             if blocks is not None:
-                return each, blocks[len(each.copied_blocks) :]
+                return each, blocks[len(held) :]
         return None
 
     def _begin_behind(self, request: Request, match: PrefixMatch) -> None:
         """Notes that the request begins behind its cached prefix."""
-        own = (table[len(match.block_ids)] for table in (request.block_table, *request.window_tables))
+        own = (table[match.num_blocks] for table in tables_of(request))
         request.block_copies = tuple(zip(match.copied_blocks, own, strict=False))
         request.num_computed_tokens = match.num_tokens(self._block_size)
         if request.first_scheduled_s is None:
@@ -248,7 +245,7 @@ class KVAllocator:
 
     def found(self, request: Request) -> PrefixCounts:
         """Returns how much of the prefix of a request that has no blocks is there."""
-        return PrefixCounts(len(self.match(request).block_ids) * self._block_size, 0)
+        return PrefixCounts(self.match(request).num_blocks * self._block_size, 0)
 
     def num_stored_tokens(self, request: Request) -> int | None:
         """Returns how many of the first tokens of a request that ended the KV store has; None while it is writing any
@@ -259,8 +256,9 @@ class KVAllocator:
         """Returns how many of these blocks are in the KV store."""
         return 0
 
-    def _on_new_block(self, request: Request, index: int) -> None:
-        """Called for each of a request's blocks that became full, if no other block holds the same tokens."""
+    def _on_new_block(self, request: Request, index: int, group: int) -> None:
+        """Called for each of a request's blocks that became full, if no other block of the group holds the same
+        tokens."""
 
     def _unpin(self, request: Request) -> None:
         """Gives up what the request copied to go on from, or would have."""
@@ -269,6 +267,3 @@ class KVAllocator:
         if request.restored_slot is not None:
             self._checkpoints.unpin(request.restored_slot)
             request.restored_slot = None
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)

@@ -10,17 +10,18 @@ blocks and the states after them are in either tier (`engine.scheduling.state_ti
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from engine.core.batch import BlockTransfer, Direction, EndedTransfer, StateTransfer, Transfer, name_of_states
+from engine.core.batch import BlockTransfer, Direction, EndedTransfer, StateTransfer, Transfer
 from engine.core.request import Request
 from engine.core.stored_blocks import StoredBlocks
+from engine.scheduling.block_tables import BlockTables, Place, tables_of
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.draft_kv import DraftKV
 from engine.scheduling.kv_allocator import KVAllocator, PrefixCounts, PrefixMatch
 from engine.scheduling.prefix_cache import PrefixCache
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 from engine.scheduling.state_tiers import NoTieredCheckpoints, TieredCheckpoints
+from engine.scheduling.tiered_prefixes import Reading, TieredPrefixes
 
 _FIRST_READ_S = 0.001  # of a block, before any was read
 _FIRST_STATES_READ_S = 0.01
@@ -32,34 +33,15 @@ _MAX_LOADS = 3  # for a request: what was read for it may have to make room befo
 _SHARE_STORING = 8  # at most one block in so many is held for being written alone
 
 
-class _Reading(NamedTuple):
-    """What is to be read of a prefix, so that a request may go on from it."""
-
-    in_memory: list[int]
-    """The prefix's first blocks, which are there."""
-    block_hashes: Sequence[bytes]
-    """Of its other blocks."""
-    reads_states: bool
-    """Whether the states after it are read, too."""
-    num_usable: int
-    """Blocks from which the request may go on without reading anything."""
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.in_memory) + len(self.block_hashes)
-
-    @property
-    def num_gained(self) -> int:
-        return self.num_blocks - self.num_usable
-
-
 @dataclass(slots=True, eq=False)
 class _Load:
-    """The reading of a prefix, from its first block that is not in memory."""
+    """The reading of what of a prefix is not in memory."""
 
     request: Request
     block_ids: list[int]
     """All that is held for it: the blocks of the prefix that are in memory, and those that are read."""
+    places: dict[int, Place]
+    """Of those that are read, by block."""
     num_usable: int
     """Blocks from which the request could have gone on without it."""
     deadline_s: float
@@ -81,13 +63,15 @@ class TieredKVAllocator(KVAllocator):
         checkpoints: TieredCheckpoints | NoTieredCheckpoints,
         draft_kv: DraftKV,
         max_retained: int,
+        tables: BlockTables | None = None,
         *,
         stored: StoredBlocks,
         costs: StepCosts,
     ) -> None:
-        super().__init__(num_blocks, block_size, cache, slots, checkpoints, draft_kv, max_retained)
+        super().__init__(num_blocks, block_size, cache, slots, checkpoints, draft_kv, max_retained, tables)
         self._hashed = cache
         self._states = checkpoints
+        self._prefixes = TieredPrefixes(self._matcher, cache, checkpoints, self._tables, stored)
         self._stored = stored
         self._costs = costs
         self._read_s = _FIRST_READ_S
@@ -97,7 +81,7 @@ class TieredKVAllocator(KVAllocator):
         self._load_of: dict[str, _Load] = {}  # by the request that waits for it: several may for one
         self._load_of_name: dict[bytes, _Load] = {}
         self._to_store: dict[int, BlockTransfer] = {}  # by block, oldest first
-        self._storing: set[bytes] = set()  # hashes of the blocks that are being written
+        self._storing: set[bytes] = set()  # names of the blocks that are being written
         self._found = set(cache.found)  # which an earlier engine may not have stored
         self._max_storing = max(1, num_blocks // _SHARE_STORING)
 
@@ -108,23 +92,20 @@ class TieredKVAllocator(KVAllocator):
     def try_start(self, request: Request, match: PrefixMatch, spare: int) -> bool:
         if not super().try_start(request, match, spare):
             return False
-        self._stored.touch(self._states.names(self._hashed.hashes(request, len(match.block_ids))))
-        for index, block_id in enumerate(match.block_ids if self._found or request.asked.until_stored else ()):
-            if request.asked.until_stored or block_id in self._found:
-                self._found.discard(block_id)
-                self._on_new_block(request, index)
+        self._stored.touch(self._prefixes.names(self._hashed.hashes(request, match.num_blocks)))
+        self._store_found(request, match.num_blocks)
         if request.asked.until_stored:
             self._states.store_again(request)
         if request.first_scheduled_s is None:
             self.prefix_disk_hits += min(request.num_loaded_tokens, request.num_computed_tokens)
         waited_for = self._load_of.pop(request.request_id, None)
         if request.num_loads == _MAX_LOADS or (waited_for is not None and waited_for.num_left > 0):
-            self.prefix_disk_declined += max(self._reading(request).num_gained, 0) * self._block_size
+            self.prefix_disk_declined += max(self._prefixes.reading(request).num_gained, 0) * self._block_size
         return True
 
     def free(self, request: Request) -> None:
         self._load_of.pop(request.request_id, None)
-        self._stored.touch(self._states.names(request.block_hashes))
+        self._stored.touch(self._prefixes.names(request.block_hashes))
         super().free(request)
 
     def reset(self) -> None:
@@ -133,7 +114,7 @@ class TieredKVAllocator(KVAllocator):
             load.is_outdated = True
 
     def drop_prefixes(self, tenant: str, key: str | None) -> list[bytes]:
-        dropped = list(self._states.all_names(super().drop_prefixes(tenant, key)))
+        dropped = self._prefixes.in_all_groups(self._states.all_names(super().drop_prefixes(tenant, key)))
         for name in dropped:
             if name in self._load_of_name:
                 self._load_of_name[name].is_outdated = True
@@ -144,9 +125,9 @@ class TieredKVAllocator(KVAllocator):
         stores = []
         while self._to_store and len(self._storing) < self._max_storing:
             transfer = self._to_store.pop(next(iter(self._to_store)))
-            if self._hashed.hash_of(transfer.block_id) == transfer.block_hash:  # else it was taken for other tokens
+            if self._hashed.hash_of(transfer.block_id) == transfer.name:  # else it was taken for other tokens
                 self._pool.try_allocate(0, [transfer.block_id])
-                self._storing.add(transfer.block_hash)
+                self._storing.add(transfer.name)
                 stores.append(transfer)
         return (*loads, *stores, *self._states.take_stores())
 
@@ -157,7 +138,7 @@ class TieredKVAllocator(KVAllocator):
             elif isinstance(each.transfer, StateTransfer):
                 self._states.end_store(each.transfer)
             else:
-                self._storing.discard(each.transfer.block_hash)
+                self._storing.discard(each.transfer.name)
                 self._pool.release([each.transfer.block_id])
 
     def try_load(self, request: Request, spare: int, now_s: float) -> bool:
@@ -165,12 +146,12 @@ class TieredKVAllocator(KVAllocator):
         took_too_long = waited_for is not None and waited_for.num_left > 0
         if took_too_long or request.num_loads == _MAX_LOADS or not self._cache.can_match(request):
             return False
-        announced = self._readable_hashes(request)[: request.num_announced_tokens // self._block_size]
-        self._stored.announce(self._states.names(announced))
-        reading = self._reading(request)
+        announced = self._prefixes.readable_hashes(request)[: request.num_announced_tokens // self._block_size]
+        self._stored.announce(self._prefixes.names(announced))
+        reading = self._prefixes.reading(request)
         if reading.num_gained <= 0:
             return False
-        if self._waits_for_another(request, self._first_name(request, reading), now_s):
+        if self._waits_for_another(request, self._prefixes.first_name(request, reading), now_s):
             return True
         num_tokens = (reading.num_usable * self._block_size, reading.num_gained * self._block_size)
         compute_s = self._costs.prefill_price(*num_tokens)
@@ -185,39 +166,19 @@ class TieredKVAllocator(KVAllocator):
         load = self._load_of.get(request.request_id)
         return load is not None and load.num_left > 0 and now_s < load.deadline_s
 
-    def _readable_hashes(self, request: Request) -> Sequence[bytes]:
-        """The hashes of the blocks that may be read for it: its last token is always computed."""
-        return self._hashed.hashes(request, (request.num_tokens - 1) // self._block_size)
-
-    def _reading(self, request: Request) -> _Reading:
-        """Returns what is to be read so that the request goes on from as deep as both tiers allow."""
-        hashes = self._readable_hashes(request)
-        in_memory = self._cache.match(request, len(hashes))
-        num_there = len(in_memory) + self._stored.num_stored(hashes[len(in_memory) :])
-        num_blocks, reads_states = self._states.reach(request, num_there)
-        num_usable = len(self._states.shortened(request, in_memory).block_ids)
-        return _Reading(in_memory[:num_blocks], hashes[len(in_memory) : num_blocks], reads_states, num_usable)
-
-    def _first_name(self, request: Request, reading: _Reading) -> bytes:
-        """Returns what the store calls the first that is to be read, of which there is some."""
-        if reading.block_hashes:
-            return reading.block_hashes[0]
-        return name_of_states(request.block_hashes[reading.num_blocks - 1])
-
-    def _try_begin(self, request: Request, reading: _Reading, spare: int, deadline_s: float) -> bool:
+    def _try_begin(self, request: Request, reading: Reading, spare: int, deadline_s: float) -> bool:
         """Begins to read it for the request, if there is room."""
-        block_ids = self._pool.try_allocate(len(reading.block_hashes), reading.in_memory, spare)
+        block_ids = self._pool.try_allocate(len(reading.missing), reading.in_memory, spare)
         if block_ids is None:
             return False
-        first = len(reading.in_memory)
-        self._draft_kv.allocated(block_ids[first:])  # files hold the model's KV only
+        places = dict(zip(block_ids[len(reading.in_memory) :], reading.missing, strict=True))
+        self._draft_kv.allocated(tuple(places))  # files hold the model's KV only
         transfers: list[Transfer] = [
-            self._transfer(Direction.LOAD, request, index, block_id)
-            for index, block_id in enumerate(block_ids[first:], first)
+            self._transfer(Direction.LOAD, request, place, block_id) for block_id, place in places.items()
         ]
         if reading.reads_states:
             transfers.append(self._states.begin_load(request, reading.num_blocks))
-        load = _Load(request, block_ids, reading.num_usable, deadline_s, len(transfers))
+        load = _Load(request, block_ids, places, reading.num_usable, deadline_s, len(transfers))
         request.num_loads += 1
         request.num_announced_tokens = 0
         self._load_of[request.request_id] = load
@@ -234,12 +195,12 @@ class TieredKVAllocator(KVAllocator):
         self._load_of[request.request_id] = load
         return True
 
-    def _pays(self, reading: _Reading, compute_s: float | None) -> bool:
+    def _pays(self, reading: Reading, compute_s: float | None) -> bool:
         """Whether this reading, after those before it, is expected to take less time than computing."""
         if compute_s is None:
             return True
         num_states = reading.reads_states + sum(isinstance(each, StateTransfer) for each in self._loads)
-        num_files = len(self._loads) + len(reading.block_hashes) + reading.reads_states
+        num_files = len(self._loads) + len(reading.missing) + reading.reads_states
         if self._read_s * (num_files - num_states) + self._read_states_s * num_states < compute_s:
             return True
         self._read_s *= 1 - _FORGOTTEN
@@ -254,7 +215,7 @@ class TieredKVAllocator(KVAllocator):
         self._take_loaded(load, ended, ended.succeeded and not load.is_outdated)
         if load.num_left == 0:
             self._pool.release(load.block_ids)
-            num_gained = len(self.match(load.request).block_ids) - load.num_usable
+            num_gained = self.match(load.request).num_blocks - load.num_usable
             load.request.num_loaded_tokens = max(num_gained, 0) * self._block_size
 
     def _take_loaded(self, load: _Load, ended: EndedTransfer, is_kept: bool) -> None:
@@ -266,38 +227,48 @@ class TieredKVAllocator(KVAllocator):
             return
         if is_kept:
             block_id = ended.transfer.block_id
-            self._hashed.remember(load.request, load.block_ids.index(block_id), block_id)
+            self._hashed.remember(load.request, *load.places[block_id], block_id)
         if ended.succeeded:
             self._read_s += _LEARNED * (ended.seconds - self._read_s)
 
     def found(self, request: Request) -> PrefixCounts:
-        hashes = self._readable_hashes(request)
-        num_stored = self._states.reach(request, self._stored.num_stored(hashes), in_memory=False).num_blocks
-        return PrefixCounts(self._reading(request).num_blocks * self._block_size, num_stored * self._block_size)
+        num_stored = self._prefixes.num_stored(request, self._prefixes.readable_hashes(request))
+        num_there = self._prefixes.reading(request).num_blocks
+        return PrefixCounts(num_there * self._block_size, num_stored * self._block_size)
 
     def num_stored_tokens(self, request: Request) -> int | None:
         hashes = request.block_hashes
-        if any(map(self._is_storing, reversed(hashes))) or self._states.is_storing(hashes):  # the last are stored last
+        names = self._prefixes.in_all_groups([*reversed(hashes)])  # the last are stored last
+        if any(map(self._is_storing, names)) or self._states.is_storing(hashes):
             return None
-        return self._states.reach(request, self._stored.num_stored(hashes), False).num_blocks * self._block_size
+        return self._prefixes.num_stored(request, hashes) * self._block_size
 
-    def _is_storing(self, block_hash: bytes) -> bool:
-        block_id = self._hashed.block_of(block_hash)
+    def _is_storing(self, name: bytes) -> bool:
+        block_id = self._hashed.block_of(name)
         queued = None if block_id is None else self._to_store.get(block_id)
-        return block_hash in self._storing or (queued is not None and queued.block_hash == block_hash)
+        return name in self._storing or (queued is not None and queued.name == name)
 
     def _count_stored(self, block_hashes: Sequence[bytes]) -> int:
         return sum(self._stored.num_stored([block_hash]) for block_hash in block_hashes)
 
-    def _on_new_block(self, request: Request, index: int) -> None:
-        block_hash = request.block_hashes[index]
-        is_there = block_hash in self._storing or self._stored.num_stored([block_hash])
-        if not request.asked.steering.stays_in_memory and not is_there:
-            block_id = request.block_table[index]
-            self._to_store.pop(block_id, None)  # of other tokens: the newest goes last
-            self._to_store[block_id] = self._transfer(Direction.STORE, request, index, block_id)
+    def _store_found(self, request: Request, num_blocks: int) -> None:
+        """Has those of the blocks behind which the request goes on written that may not be stored yet."""
+        is_asked = request.asked.until_stored
+        for index, group in self._tables.places(num_blocks) if self._found or is_asked else ():
+            block_id = tables_of(request)[group][index]
+            if is_asked or block_id in self._found:
+                self._found.discard(block_id)
+                self._on_new_block(request, index, group)
 
-    def _transfer(self, direction: Direction, request: Request, index: int, block_id: int) -> BlockTransfer:
-        start = index * self._block_size
+    def _on_new_block(self, request: Request, index: int, group: int) -> None:
+        name = self._hashed.key(request, index, group)
+        is_there = name in self._storing or self._stored.num_stored([name])
+        if not request.asked.steering.stays_in_memory and not is_there:
+            block_id = tables_of(request)[group][index]
+            self._to_store.pop(block_id, None)  # of other tokens: the newest goes last
+            self._to_store[block_id] = self._transfer(Direction.STORE, request, (index, group), block_id)
+
+    def _transfer(self, direction: Direction, request: Request, place: Place, block_id: int) -> BlockTransfer:
+        start = place[0] * self._block_size
         token_ids = tuple(request.token_ids(start, start + self._block_size))
-        return BlockTransfer(direction, block_id, request.block_hashes[index], token_ids)
+        return BlockTransfer(direction, block_id, self._hashed.key(request, *place), token_ids)

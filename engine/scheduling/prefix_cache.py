@@ -21,7 +21,10 @@ _LEAST_COPIED = 4  # a copy takes as long as the block is, computing as long as 
 class PrefixMatch:
     """What is cached of the beginning of a request's tokens; valid until any block is allocated or freed."""
 
-    block_ids: tuple[int, ...] = ()
+    num_blocks: int = 0
+    tables: tuple[tuple[int, ...], ...] = ()
+    """For each group of layers, the blocks that a request needs to go on behind these: all, or those that its next
+    token sees. Empty if nothing is cached."""
     state_slot: int | None = None
     """Slot with a copy of the recurrent states after these blocks; None for models without any."""
     copied_blocks: tuple[int, ...] = ()
@@ -30,7 +33,7 @@ class PrefixMatch:
     num_copied_tokens: int = 0
 
     def num_tokens(self, block_size: int) -> int:
-        return len(self.block_ids) * block_size + self.num_copied_tokens
+        return self.num_blocks * block_size + self.num_copied_tokens
 
 
 class BlockCache(Protocol):
@@ -53,9 +56,9 @@ class BlockCache(Protocol):
     def find(self, request: Request, index: int, group: int) -> int | None:
         """Returns the block of a group of layers that holds the request's full block `index`; None if none does."""
 
-    def insert(self, request: Request, first: int, last: int) -> list[int]:
-        """Remember the request's blocks [first, last), in all its tables, which are full and computed. Returns those of
-        these indices whose tokens no other block holds in the first group of layers."""
+    def insert(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
+        """Remember the request's blocks [first, last), in all its tables, which are full and computed. Returns index
+        and group of layers of those whose tokens no other block holds there."""
 
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         """Returns the hash of the tokens in the request's first full blocks, one or more; None if nothing is cached."""
@@ -125,30 +128,37 @@ class PrefixCache:
         blocks = self.whole(block_hash)
         return blocks, num_tokens if blocks else 0
 
-    def insert(self, request: Request, first: int, last: int) -> list[int]:
-        if first >= last:
-            return []
-        hashes = self.hashes(request, last)
-        for group, table in enumerate(request.window_tables, 1):
-            for index in range(first, last):
-                self.put(_in_group(hashes[index], group), table[index])
-        return [index for index in range(first, last) if self.remember(request, index, request.block_table[index])]
+    def insert(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
+        return [
+            (index, group)
+            for index in range(first, last)
+            for group, table in enumerate((request.block_table, *request.window_tables))
+            if self.remember(request, index, group, table[index])
+        ]
 
     def find(self, request: Request, index: int, group: int) -> int | None:
-        return self._block_of_hash.get(_in_group(self._hash_of(request, index), group))
+        return self._block_of_hash.get(self.key(request, index, group))
 
-    def remember(self, request: Request, index: int, block_id: int) -> bool:
-        """Remembers a block, in the first group of layers, that holds the request's full block `index`; False if
-        another block is known that does."""
-        block_hash = self._hash_of(request, index)
-        if not self.put(block_hash, block_id):
+    def remember(self, request: Request, index: int, group: int, block_id: int) -> bool:
+        """Remembers a block that holds the request's full block `index` in a group of layers; False if another block is
+        known that does."""
+        if not self.put(self.key(request, index, group), block_id):
             return False
-        tokens = request.token_ids(index * self._block_size, (index + 1) * self._block_size)
-        self._tokens.add(self._hash_of(request, index - 1), tokens, block_hash)
+        if group == 0:
+            tokens = request.token_ids(index * self._block_size, (index + 1) * self._block_size)
+            self._tokens.add(self._hash_of(request, index - 1), tokens, self._hash_of(request, index))
         return True
 
+    def key(self, request: Request, index: int, group: int) -> bytes:
+        """Returns what names a group's block that holds the request's full block `index`: in the first, its hash."""
+        return _in_group(self._hash_of(request, index), group)
+
+    def keys(self, block_hash: bytes) -> list[bytes]:
+        """Returns what names the blocks of this hash in all groups."""
+        return [_in_group(block_hash, group) for group in range(self._num_groups)]
+
     def put(self, block_hash: bytes, block_id: int) -> bool:
-        """Remembers a block by its hash alone; False if another block of that hash is known."""
+        """Remembers a block by its name alone; False if another block of that name is known."""
         if block_hash in self._block_of_hash:
             return False
         self._block_of_hash[block_hash] = block_id
@@ -157,15 +167,14 @@ class PrefixCache:
         return True
 
     def hash_of(self, block_id: int) -> bytes | None:
-        """Returns the hash by which a later match may return the block; None if none may."""
+        """Returns the name by which a later match may return the block; None if none may."""
         return self._hash_of_block.get(block_id)
 
     def block_of(self, block_hash: bytes) -> int | None:
         return self._block_of_hash.get(block_hash)
 
     def blocks_of(self, block_hash: bytes) -> list[int]:
-        keys = (_in_group(block_hash, group) for group in range(self._num_groups))
-        return [self._block_of_hash[key] for key in keys if key in self._block_of_hash]
+        return [self._block_of_hash[key] for key in self.keys(block_hash) if key in self._block_of_hash]
 
     def whole(self, block_hash: bytes) -> tuple[int, ...]:
         blocks = tuple(self.blocks_of(block_hash))
@@ -235,7 +244,7 @@ class NullPrefixCache:
     def match_partly(self, request: Request, num_blocks: int) -> tuple[tuple[int, ...], int]:
         return (), 0
 
-    def insert(self, request: Request, first: int, last: int) -> list[int]:
+    def insert(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
         return []
 
     def find(self, request: Request, index: int, group: int) -> int | None:

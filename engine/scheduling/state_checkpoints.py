@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from engine.core.config import MAX_SPECULATIVE_TOKENS
 from engine.core.request import Request
-from engine.scheduling.prefix_cache import BlockCache, PrefixMatch
+from engine.scheduling.prefix_cache import BlockCache
 
 __all__ = ["NoStateCheckpoints", "StateCheckpoints"]
 
@@ -46,14 +46,15 @@ class StateCheckpoints:
     def num_pinned(self) -> int:
         return len(self._num_pins)
 
-    def shortened(self, request: Request, block_ids: Sequence[int]) -> PrefixMatch:
-        """Returns as many of the request's cached blocks as have a copy of the states after them."""
-        longest = len(block_ids) * self._block_size // self._interval * self._interval
+    def deepest(self, request: Request, num_blocks: int) -> tuple[int, int | None]:
+        """Returns how many of the request's first `num_blocks` blocks have a copy of the states after them, and its
+        slot; (0, None) if none has."""
+        longest = num_blocks * self._block_size // self._interval * self._interval
         for end in range(longest, 0, -self._interval):
             key = self._key(request, end)
             if key is not None and (slot := self._slot_of.get(key)) is not None:
-                return PrefixMatch(tuple(block_ids[: end // self._block_size]), slot)
-        return PrefixMatch()
+                return end // self._block_size, slot
+        return 0, None
 
     def pin(self, slot: int) -> None:
         """Keeps the copy from being overwritten until it is unpinned as often."""
@@ -123,8 +124,8 @@ class StateCheckpoints:
 class NoStateCheckpoints:
     """The checkpoints of a model without states: cached blocks are enough, and nothing is copied."""
 
-    def shortened(self, _: Request, block_ids: Sequence[int]) -> PrefixMatch:
-        return PrefixMatch(tuple(block_ids))
+    def deepest(self, _: Request, num_blocks: int) -> tuple[int, int | None]:
+        return num_blocks, None
 
     def pin(self, slot: int) -> None:
         raise KeyError(slot)

@@ -62,7 +62,7 @@ class Rig:
         return [part.tobytes() for part in self.states.slot_bytes(slot)]
 
     def file(self, index: int) -> Path:
-        return Path(self.directory.path(transfer(Direction.LOAD, 0, index).block_hash))
+        return Path(self.directory.path(transfer(Direction.LOAD, 0, index).name))
 
     def state_file(self, index: int) -> Path:
         return Path(self.directory.path(state_transfer(Direction.LOAD, 0, index).name))
@@ -142,7 +142,7 @@ def test_another_store_loads_it(rig: Rig, tmp_path: Path) -> None:
 
 
 def test_removed_blocks_are_gone_and_so_are_those_given_before(rig: Rig) -> None:
-    hashes = [transfer(Direction.STORE, 1, index).block_hash for index in (100, 200)]
+    hashes = [transfer(Direction.STORE, 1, index).name for index in (100, 200)]
     rig.run(Direction.STORE, (1, 100), (3, 300))
     rig.store.start([transfer(Direction.STORE, 2, 200)])
     rig.store.remove(hashes)
@@ -165,7 +165,7 @@ def test_what_is_removed_is_never_found_again_while_the_disk_is_slow(
         assert goes_on.wait(30)
         return writev(fd, parts)
 
-    names = [transfer(Direction.STORE, 1, index).block_hash for index in (100, 200, 300)]
+    names = [transfer(Direction.STORE, 1, index).name for index in (100, 200, 300)]
     rig.run(Direction.STORE, (1, 100))
     monkeypatch.setattr(os, "writev", wait)
     rig.store.start([transfer(Direction.STORE, 2, 200), transfer(Direction.STORE, 3, 300)])
@@ -227,7 +227,7 @@ def test_a_file_that_another_server_deleted_is_a_miss_without_a_word(
     rig.run(Direction.STORE, (1, 100))
     rig.file(100).unlink()
     assert rig.run(Direction.LOAD, (3, 100)) == [False]
-    assert rig.directory.num_stored([transfer(Direction.LOAD, 3, 100).block_hash]) == 0 and not caplog.text
+    assert rig.directory.num_stored([transfer(Direction.LOAD, 3, 100).name]) == 0 and not caplog.text
 
 
 def test_a_disk_that_cannot_be_read_is_a_miss(
@@ -310,7 +310,7 @@ def test_what_others_did_is_seen_after_a_while(tmp_path: Path, monkeypatch: pyte
     mine, theirs = Rig(tmp_path), Rig(tmp_path)
     theirs.run(Direction.STORE, (1, 100))
     deadline_s = time.monotonic() + 30
-    while not mine.directory.num_stored([transfer(Direction.LOAD, 0, 100).block_hash]):
+    while not mine.directory.num_stored([transfer(Direction.LOAD, 0, 100).name]):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     assert mine.run(Direction.LOAD, (3, 100)) == [True]

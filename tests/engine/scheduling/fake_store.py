@@ -21,6 +21,8 @@ class FakeStore:
         self.under_way: list[Transfer] = []
         self.announced: set[bytes] = set()
         """What is taken as stored until it is read."""
+        self.num_loads = 0
+        """How many loads began."""
         self._contents: dict[Transfer, Content] = {}  # of what is being stored
         self._ended: list[EndedTransfer] = []
         self.is_held_up = False
@@ -50,8 +52,10 @@ class FakeStore:
             self.under_way.append(transfer)
             if transfer.direction is Direction.STORE:
                 content = self._contents[transfer] = self._read(transfer)
-                assert content[-1][-len(transfer.token_ids) :] == transfer.token_ids
+                tokens = tuple(token for token in content[-1] if token >= 0)  # others tell the group of layers
+                assert tokens[-len(transfer.token_ids) :] == transfer.token_ids
             else:
+                self.num_loads += 1
                 self._write(transfer, [(-2,)] * self._runner.block_size)
 
     def end(self, index: int = 0, succeeded: bool = True) -> None:

@@ -40,9 +40,9 @@ def test_a_match_leaves_a_token_to_compute() -> None:
     kv = allocator()
     first = started(kv, 9)
     kv.computed(first, 0, 9)
-    assert kv.match(request_of(9)) == PrefixMatch(tuple(first.block_table[:2]))
+    assert kv.match(request_of(9)) == PrefixMatch(2, (tuple(first.block_table[:2]),))
     other = queued("r", first.asked.prompt_token_ids[:8])
-    assert kv.match(other) == PrefixMatch((first.block_table[0],), None, (first.block_table[1],), 3)
+    assert kv.match(other) == PrefixMatch(1, ((first.block_table[0],),), None, (first.block_table[1],), 3)
 
 
 def test_a_prefix_is_shared_and_counted_once() -> None:
@@ -140,7 +140,14 @@ def test_rejected_draft_tokens_are_not_found() -> None:
     assert kv.try_allocate(request, num_drafts=5) and kv.surplus(request) == 6
     kv.computed(request, 0, 6)  # of eleven positions that the step wrote
     kv.trim(request)
-    assert len(request.block_table) == 2 and len(kv.match(request_of(12)).block_ids) == 1
+    assert len(request.block_table) == 2 and kv.match(request_of(12)).num_blocks == 1
+
+
+def test_a_request_that_lacks_no_block_needs_no_spare_ones() -> None:
+    kv = allocator()
+    request = started(kv, 11)
+    assert kv.try_allocate(request, num_drafts=1, spare=10**6) and len(request.block_table) == 3
+    assert not kv.try_allocate(request, num_drafts=2, spare=10**6) and len(request.block_table) == 3
 
 
 def test_without_a_cache_nothing_is_found() -> None:

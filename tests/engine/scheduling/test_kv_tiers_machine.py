@@ -1,7 +1,7 @@
-"""Blocks, states and answers with a KV store, whatever ends, fails and is aborted in whatever order."""
+"""Blocks, states, windows and answers with a KV store, whatever ends, fails and is aborted in whatever order."""
 
 from collections import Counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,21 +10,24 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.assembly import assemble
 from engine.core.batch import BlockTransfer, Direction, StateTransfer, Transfer
 from engine.core.config import EngineConfig
+from engine.core.kv_groups import ONE_GROUP, KVGroups, groups_of
 from engine.core.messages import RequestUpdate
-from engine.core.request import RequestStatus
+from engine.core.request import Request, RequestStatus
+from engine.scheduling.block_tables import tables_of
 from engine.scheduling.kv_tiers import TieredKVAllocator
 from engine.scheduling.state_tiers import TieredCheckpoints
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end
 from tests.engine.scheduling.fake_store import FakeStore
 
-NUM_BLOCKS = 12
 NUM_CHECKPOINTS = 3
 
 
 class KVTiersMachine(RuleBasedStateMachine):
     """The runner checks that a step reads a request's own KV alone; the store, that none changes while it is stored."""
 
-    slots: ClassVar[dict[str, int]] = {}
+    num_blocks = 12
+    groups: ClassVar[KVGroups] = ONE_GROUP
+    facts: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,11 +39,12 @@ class KVTiersMachine(RuleBasedStateMachine):
         self.start_engine()
 
     def start_engine(self) -> None:
-        runner = FakeRunner(2)
+        runner = FakeRunner(2, groups=self.groups)
         self.store = FakeStore(runner, self.store.stored)
         self.store.is_held_up = True
         limits = {"max_num_seqs": 3, "max_num_batched_tokens": 7, "state_checkpoint_interval": 4}
-        config, info = EngineConfig(model="fake", block_size=2, **limits), fake_info(NUM_BLOCKS, 2, **self.slots)
+        config = EngineConfig(model="fake", block_size=2, **limits)
+        info = fake_info(self.num_blocks, 2, kv_groups=self.groups, **self.facts)
         self.engine = assemble(config, info, runner, clock=lambda: self.now_s, store=self.store)
         tiers = self.engine._scheduler._kv
         assert isinstance(tiers, TieredKVAllocator)
@@ -99,13 +103,21 @@ class KVTiersMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_held_by_requests_and_transfers_alone(self) -> None:
         tiers = self.tiers
-        held = Counter(block for request in self.engine._scheduler._requests.values() for block in request.block_table)
+        held = Counter(block for each in self.engine._scheduler._requests.values() for block in self.held_by(each))
         held.update(block for load in set(tiers._loads.values()) for block in load.block_ids)
         transfers = self.transfers()
         blocks = [each for each in transfers if isinstance(each, BlockTransfer)]
         held.update(each.block_id for each in blocks if each.direction is Direction.STORE)
-        assert [tiers._pool.ref_count(block) for block in range(NUM_BLOCKS)] == [held[i] for i in range(NUM_BLOCKS)]
-        assert tiers.stats.free + tiers.stats.held + tiers.stats.cached == NUM_BLOCKS
+        blocks_of_all = range(self.num_blocks)
+        assert [tiers._pool.ref_count(block) for block in blocks_of_all] == [held[block] for block in blocks_of_all]
+        assert tiers.stats.free + tiers.stats.held + tiers.stats.cached == self.num_blocks
+
+    def held_by(self, request: Request) -> list[int]:
+        """Returns the blocks that the request has, in all groups, and those that it is to copy."""
+        hidden = [0] * self.groups.num_full + [request.num_hidden_blocks] * self.groups.num_windowed
+        tables = tables_of(request) if request.block_table else []
+        held = [block for table, first in zip(tables, hidden, strict=False) for block in table[first:]]
+        return held + [source for source, _ in request.block_copies]
 
     def transfers(self) -> list[Transfer]:
         """Returns the transfers that the engine does not know to have ended."""
@@ -132,7 +144,7 @@ class KVTiersMachine(RuleBasedStateMachine):
 class StatefulKVTiersMachine(KVTiersMachine):
     """The same for a model with recurrent states; the runner checks that each step goes on from the right ones."""
 
-    slots: ClassVar[dict[str, int]] = {"num_state_slots": 3, "num_state_checkpoints": NUM_CHECKPOINTS}
+    facts: ClassVar[dict[str, Any]] = {"num_state_slots": 3, "num_state_checkpoints": NUM_CHECKPOINTS}
 
     @invariant()
     def slots_of_copies_are_held_by_requests_and_transfers_alone(self) -> None:
@@ -152,7 +164,24 @@ class StatefulKVTiersMachine(KVTiersMachine):
         assert not self.tiers._states.has_stores
 
 
+class WindowedKVTiersMachine(KVTiersMachine):
+    """The same for a model of which some layers see a window, each group of them with a block table of its own."""
+
+    num_blocks = 36
+    groups: ClassVar[KVGroups] = groups_of([5, None, 5])
+
+
+class AllWindowedKVTiersMachine(KVTiersMachine):
+    """The same for a model all of whose layers see a window."""
+
+    groups: ClassVar[KVGroups] = groups_of([3, 3])
+
+
 TestKVTiersMachine = KVTiersMachine.TestCase
 TestKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestStatefulKVTiersMachine = StatefulKVTiersMachine.TestCase
 TestStatefulKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestWindowedKVTiersMachine = WindowedKVTiersMachine.TestCase
+TestWindowedKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAllWindowedKVTiersMachine = AllWindowedKVTiersMachine.TestCase
+TestAllWindowedKVTiersMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

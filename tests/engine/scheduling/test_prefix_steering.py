@@ -154,7 +154,7 @@ def test_what_is_being_read_is_dropped() -> None:
     add(engine, "b", PROMPT, max_tokens=1)
     engine.step()
     engine.drop_prefixes("", "x")
-    store.stored |= {each.block_hash: store._contents.get(each.block_id, []) for each in store.under_way}
+    store.stored |= {each.name: store._contents.get(each.block_id, []) for each in store.under_way}
     store.is_held_up = False
     assert num_cached(run_to_end(engine)["b"]) == 0
 

@@ -136,8 +136,8 @@ def test_the_least_recently_used_copy_is_overwritten_unless_it_is_pinned() -> No
     assert {first, second} == {5, 6}
     checkpoints.pin(first)
     assert copied(checkpoints, request_of(3)) == second
-    assert checkpoints.shortened(request_of(2), range(7)).state_slot is None
-    assert checkpoints.shortened(request_of(1), range(7)).state_slot == first
+    assert checkpoints.deepest(request_of(2), 7) == (0, None)
+    assert checkpoints.deepest(request_of(1), 7)[1] == first
     checkpoints.pin(second)
     assert checkpoints.try_begin(request_of(4), INTERVAL) is None, "all are pinned"
     checkpoints.unpin(first)
@@ -150,12 +150,12 @@ def test_a_copy_is_made_once_on_the_grid_and_found_once_it_is_made() -> None:
     assert checkpoints.try_begin(request, INTERVAL - 1) is None
     slot = checkpoints.try_begin(request, INTERVAL)
     assert slot is not None and checkpoints.try_begin(request_of(1), INTERVAL) is None, "it is being made"
-    assert checkpoints.shortened(request, range(7)).block_ids == ()
+    assert checkpoints.deepest(request, 7)[0] == 0
     checkpoints.cancel(slot)
     assert (checkpoints.num_free, checkpoints.num_pending, checkpoints.num_kept) == (3, 0, 0)
     copied(checkpoints, request)
     assert checkpoints.try_begin(request, INTERVAL) is None
-    assert checkpoints.shortened(request, range(7)).block_ids == (0, 1)
+    assert checkpoints.deepest(request, 7)[0] == 2
 
 
 def test_where_nothing_is_cached_nothing_is_copied() -> None:

@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.core.cache_steering import CacheSteering
 from engine.core.kv_groups import ONE_GROUP, KVGroups, groups_of
 from engine.core.request import Request
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.block_tokens import SortedBlockTokens
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
-from engine.scheduling.windowed_kv import WindowedKVAllocator
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end
 from tests.engine.requests import queued
 
@@ -31,10 +31,10 @@ def request_of(num_tokens: int, first: int = 0) -> Request:
 
 def allocator(
     groups: KVGroups = MIXED, num_blocks: int = 60, max_chunk: int = 8, cache: BlockCache | None = None
-) -> WindowedKVAllocator:
+) -> KVAllocator:
     tokens = SortedBlockTokens()
     cache = PrefixCache(BLOCK_SIZE, num_groups=groups.num_groups, tokens=tokens) if cache is None else cache
-    return WindowedKVAllocator(num_blocks, BLOCK_SIZE, cache, groups, max_chunk)
+    return KVAllocator(num_blocks, BLOCK_SIZE, cache, tables=BlockTables(BLOCK_SIZE, groups, max_chunk))
 
 
 def started(kv: KVAllocator, request: Request) -> Request:
@@ -53,10 +53,7 @@ def compute(kv: KVAllocator, request: Request, max_chunk: int = 8) -> None:
 def blocks_at_most(groups: KVGroups, num_tokens: int, max_chunk: int) -> tuple[int, int]:
     """Returns the most blocks that a context of so many tokens holds while it is computed, and those that it holds
     then, to compute the next one."""
-    cache = NullPrefixCache()
-    kv: KVAllocator = KVAllocator(10**5, 16, cache)
-    if groups != ONE_GROUP:
-        kv = WindowedKVAllocator(10**5, 16, cache, groups, max_chunk)
+    kv = KVAllocator(10**5, 16, NullPrefixCache(), tables=BlockTables(16, groups, max_chunk))
     request, most = started(kv, request_of(num_tokens)), 0
     while request.num_computed_tokens < num_tokens:
         assert kv.try_allocate(request)
@@ -105,13 +102,13 @@ def test_without_the_blocks_of_the_window_a_prefix_is_not_found() -> None:
     assert block is not None
     kv._pool.drop([block])
     second = request_of(43)
-    assert len(kv.match(second).block_ids) == 8, "before that block everything is there"
+    assert kv.match(second).num_blocks == 8, "before that block everything is there"
     for index in range(7):
         block = kv._cache.find(first, index, 1)
         assert block is not None
         kv._pool.drop([block])
     third = kv._cache.find(first, 7, 1)
-    assert third is not None and len(kv.match(second).block_ids) == 0
+    assert third is not None and kv.match(second).num_blocks == 0
     assert len(kv._cache.match(second, 10)) == 10, "the first group has all"
 
 
@@ -140,7 +137,7 @@ def test_the_deepest_prefix_is_found_of_which_all_that_is_seen_is_there(
         return all((group, index) in there for group, begin in enumerate(begins) for index in range(begin, depth))
 
     deepest = max(depth for depth in range(min(10, (num_tokens - 1) // BLOCK_SIZE) + 1) if is_whole(depth))
-    assert len(kv.match(request_of(num_tokens)).block_ids) == deepest
+    assert kv.match(request_of(num_tokens)).num_blocks == deepest
 
 
 def test_a_part_of_a_block_is_copied_in_all_groups() -> None:
@@ -161,7 +158,7 @@ def test_a_part_of_a_block_is_copied_in_all_groups() -> None:
 
 def test_tokens_are_told_of_that_all_groups_have() -> None:
     cache = PrefixCache(BLOCK_SIZE, num_groups=MIXED.num_groups)
-    kv = WindowedKVAllocator(60, BLOCK_SIZE, cache, MIXED, 8, max_retained=4)
+    kv = KVAllocator(60, BLOCK_SIZE, cache, max_retained=4, tables=BlockTables(BLOCK_SIZE, MIXED, 8))
     first = started(kv, queued("r", range(41), steering=CacheSteering(retain_s=9.0)))
     compute(kv, first)
     kv.free(first)
@@ -181,7 +178,7 @@ def test_dropping_a_prefix_drops_it_in_all_groups() -> None:
     kv.free(first)
     assert kv.stats.cached == 15
     kv.drop_prefixes("", None)
-    assert kv.stats.cached == 0 and kv.match(request_of(21)).block_ids == ()
+    assert kv.stats.cached == 0 and kv.match(request_of(21)).num_blocks == 0
 
 
 def test_no_room_for_the_blocks_of_later_chunks_is_no_room() -> None:

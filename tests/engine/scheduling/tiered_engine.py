@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.assembly import assemble
 from engine.core.config import EngineConfig
+from engine.core.kv_groups import ONE_GROUP, KVGroups
 from engine.core.messages import RequestUpdate
 from engine.engine import Engine
 from engine.scheduling.kv_tiers import TieredKVAllocator
@@ -26,14 +27,15 @@ def engine_with_store(
     num_blocks: int = 32,
     clock: Any = None,
     num_state_checkpoints: int | None = None,
+    groups: KVGroups = ONE_GROUP,
     **settings: Any,
 ) -> tuple[Engine, FakeStore, FakeRunner]:
     """Returns an engine of a model that has states if there are `num_state_checkpoints`."""
-    runner = FakeRunner(4)
+    runner = FakeRunner(4, groups=groups)
     store = FakeStore(runner, stored)
     config = EngineConfig(model="fake", block_size=4, num_speculative_tokens=0, **settings)
     slots = {} if num_state_checkpoints is None else {"num_state_slots": 4}
-    info = fake_info(num_blocks, 4, num_state_checkpoints=num_state_checkpoints or 0, **slots)
+    info = fake_info(num_blocks, 4, num_state_checkpoints=num_state_checkpoints or 0, kv_groups=groups, **slots)
     engine = assemble(config, info, runner, clock=clock or Clock(), store=store)
     tiers_of(engine)._read_s = tiers_of(engine)._read_states_s = 0.0  # computing takes no time by this clock, either
     return engine, store, runner
