@@ -34,16 +34,10 @@ class BlockTables:
         self._block_size = block_size
         self._groups = groups
         self._max_chunk = max_chunk
-
-    @property
-    def has_full_group(self) -> bool:
+        self.has_full_group = groups.num_full > 0
         """Whether layers of the first group see everything."""
-        return self._groups.num_full > 0
-
-    @property
-    def windowed(self) -> range:
+        self.windowed = range(groups.num_full, groups.num_groups)
         """Numbers of the groups whose layers see a window."""
-        return range(self._groups.num_full, self._groups.num_groups)
 
     def num_blocks(self, num_tokens: int) -> int:
         """Returns how many blocks so many tokens take in a group that sees everything."""
@@ -87,7 +81,7 @@ class BlockTables:
 
     def hide(self, request: Request) -> list[int]:
         """Returns the blocks that are to be given back because no token behind those computed sees them any more."""
-        if self._groups.window is None:
+        if not self.windowed:
             return []
         windowed = tables_of(request)[self._groups.num_full :]
         first, last = request.num_hidden_blocks, self._first_seen_after(request.num_computed_tokens)
@@ -101,6 +95,8 @@ class BlockTables:
     def cut(self, request: Request) -> list[int]:
         """Returns the blocks behind the request's own tokens, which are to be given back."""
         num_needed, given_back = self.num_blocks(request.num_tokens), list[int]()
+        if num_needed >= len(request.block_table):  # than which no other table is longer
+            return given_back
         for table in tables_of(request):
             given_back += table[num_needed:]
             del table[num_needed:]
@@ -114,7 +110,7 @@ class BlockTables:
 
     def held(self, request: Request) -> list[int]:
         """Returns the blocks that the request has, in the order of their places in the text."""
-        if self._groups.window is None:
+        if not self.windowed:
             return request.block_table
         tables = [[*enumerate(table)] for table in tables_of(request)]
         for table in tables[self._groups.num_full :]:

@@ -121,7 +121,7 @@ class KVAllocator:
 
         Returns False, and changes nothing, if fewer than `spare` available blocks would be left.
         """
-        if num_drafts <= self.surplus(request):
+        if num_drafts <= self._tables.surplus(request):
             return True
         num_lacking = self._tables.lacking(request, request.num_tokens + num_drafts)
         blocks = self._pool.try_allocate(sum(num_lacking), spare=spare)
@@ -170,7 +170,8 @@ class KVAllocator:
 
     def trim(self, request: Request) -> None:
         """Frees the surplus: blocks that only rejected draft tokens needed."""
-        self._pool.release(self._tables.cut(request))
+        if unneeded := self._tables.cut(request):
+            self._pool.release(unneeded)
 
     def free(self, request: Request) -> None:
         """Takes back all that the request holds, because it ends or is preempted; what is cached can be found again."""

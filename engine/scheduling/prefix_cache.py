@@ -129,6 +129,8 @@ class PrefixCache:
         return blocks, num_tokens if blocks else 0
 
     def insert(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
+        if first >= last:
+            return []
         return [
             (index, group)
             for index in range(first, last)
