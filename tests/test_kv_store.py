@@ -6,13 +6,14 @@ import httpx
 import pytest
 
 from tests.soak.kv_store import Store, run
+from tests.soak.kv_store_models import MODELS
 from tests.soak.server import eventually, running_server
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_recurrent", [False, True])
-def test_conversations_go_on_over_evictions_kills_and_damaged_files(is_recurrent: bool) -> None:
-    soak, problems = run(12, 0, is_recurrent)
+@pytest.mark.parametrize("model", MODELS)
+def test_conversations_go_on_over_evictions_kills_and_damaged_files(model: str) -> None:
+    soak, problems = run(12, 0, MODELS[model])
     assert problems == []
     num_computed = soak.num_computed - soak.num_computed_again  # how much seemed faster depends on the machine
     assert num_computed < soak.num_prompt_tokens * 2 / 3

@@ -2,14 +2,13 @@
 
     python -m tests.soak.kv_store --conversations 1000
 
-Starts servers of its own with the embedded model or, with `--recurrent`, with one of random weights that has recurrent
-states. The exit code is 0 if every answer is that of a server which nothing
-happened to, to the last bit of the log-probabilities; if no token was computed that a file had, unless the server says
-that computing seemed faster; and if the files stayed within their budget.
+Starts servers of its own with the embedded model or, with `--model`, with one of random weights that has recurrent
+states or windows. The exit code is 0 if every answer is that of a server which nothing happened to, to the last bit of
+the log-probabilities; if no token was computed that a file had, unless the server says that computing seemed faster;
+and if the files stayed within their budget.
 """
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -23,26 +22,15 @@ from typing import Any
 
 import httpx
 
-from engine.core.batch import name_of_states
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.prefix_cache import PrefixCache
 from tests.engine.requests import queued
+from tests.soak.kv_store_models import BLOCK_SIZE, EMBEDDED, MODELS, ServedModel
 from tests.soak.server import ServerProcess, eventually, running_server
 
-BLOCK_SIZE = 16
 NUM_WORDS = 2000  # token ids that users say
 NUM_TURNS = 4
 MAX_FILE_BYTES = 1 << 16  # more than a block of the embedded model takes, or states of the other
-INTERVAL = 64  # tokens from one copy of states to the next
-RECURRENT = {
-    "model_type": "qwen3_5_text",
-    "architectures": ["Qwen3_5ForCausalLM"],
-    **{"vocab_size": 6144, "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 4096},
-    **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
-}
-"""Configuration of a small model with gated delta nets."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,7 @@ class Store:
     """The files of a store, seen from outside."""
 
     root: Path
-    keeps_states: bool = False
+    model: ServedModel = EMBEDDED
 
     def sizes(self) -> list[int]:
         return [path.stat().st_size for path in self.files()]
@@ -88,13 +76,9 @@ class Store:
 
     def num_tokens(self, prompt: Sequence[int]) -> int:
         """Returns how many of a prompt's tokens, but for the last, a server could go on from by the files."""
-        hashes = PrefixCache(BLOCK_SIZE).hashes(queued("", list(prompt), SamplingParams()), (len(prompt) - 1) // 16)
-        names = {path.name for path in self.files()}
-        num_tokens = BLOCK_SIZE * [*(each.hex() in names for each in hashes), False].index(False)
-        if not self.keeps_states:
-            return num_tokens
-        ends = range(num_tokens // INTERVAL * INTERVAL, 0, -INTERVAL)
-        return next((end for end in ends if name_of_states(hashes[end // BLOCK_SIZE - 1]).hex() in names), 0)
+        request = queued("", list(prompt), SamplingParams())
+        hashes = PrefixCache(BLOCK_SIZE).hashes(request, (len(prompt) - 1) // BLOCK_SIZE)
+        return BLOCK_SIZE * self.model.num_stored_blocks(hashes, {path.name for path in self.files()})
 
     def damage(self, share: float, chance: random.Random) -> int:
         """Cuts files, flips bits in them and puts others in their place; returns how many."""
@@ -164,12 +148,14 @@ def undisturbed(number: int, model: Sequence[str]) -> list[Conversation]:
     return soak.conversations
 
 
-def disturbed(number: int, root: Path, chance: random.Random, model: Sequence[str]) -> tuple[Soak, list[str]]:
+def disturbed(
+    number: int, root: Path, chance: random.Random, model: ServedModel, model_flags: Sequence[str]
+) -> tuple[Soak, list[str]]:
     """Holds the conversations with a tenth of the memory that they take, and returns them with the problems."""
-    store, problems = Store(root, keeps_states=bool(model)), []
-    num_blocks = max(128, number * 30 // 10)
-    max_bytes = number * 40 * MAX_FILE_BYTES
-    flags = [*model, "--kv-store", str(root), "--kv-store-bytes", str(max_bytes), "--max-queue-time", "3600"]
+    store, problems = Store(root, model), []
+    num_blocks = max(128, number * 30 // 10) * model.groups.num_groups
+    max_bytes = number * 40 * model.groups.num_groups * MAX_FILE_BYTES
+    flags = [*model_flags, "--kv-store", str(root), "--kv-store-bytes", str(max_bytes), "--max-queue-time", "3600"]
     flags += ["--num-gpu-blocks-override", str(num_blocks), "--max-num-seqs", "8"]
     soak = Soak(new_conversations(number), store)
     with running_server(*flags) as server:
@@ -209,23 +195,16 @@ def wrong_size(store: Store, max_bytes: int) -> list[str]:
     return [] if num_bytes <= max_bytes else [f"the files have {num_bytes} bytes, more than {max_bytes}"]
 
 
-def recurrent_model(directory: Path) -> list[str]:
-    """Returns the flags of a server of a model with states, whose memory keeps those of a few conversations."""
-    (directory / "config.json").write_text(json.dumps(RECURRENT))
-    states = ["--state-checkpoint-interval", str(INTERVAL), "--state-cache-memory-bytes", "1MiB"]
-    return [str(directory), "--load-format", "dummy", *states]
-
-
-def run(number: int, seed: int, is_recurrent: bool = False) -> tuple[Soak, list[str]]:
+def run(number: int, seed: int, model: ServedModel = EMBEDDED) -> tuple[Soak, list[str]]:
     """Returns the disturbed conversations and the problems."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="twostep-model-") as directory:
-        model = recurrent_model(Path(directory)) if is_recurrent else []
-        expected = undisturbed(number, model)
+        flags = model.flags_in(Path(directory))
+        expected = undisturbed(number, flags)
         seconds = time.monotonic() - started_s
         print(f"undisturbed: {number} conversations of {NUM_TURNS} turns, {seconds:.0f} s", flush=True)
         with tempfile.TemporaryDirectory(prefix="twostep-kv-") as root:
-            soak, problems = disturbed(number, Path(root), random.Random(seed), model)
+            soak, problems = disturbed(number, Path(root), random.Random(seed), model, flags)
     pairs = zip(soak.conversations, expected, strict=True)
     problems += [f"conversation {own.index}: another answer" for own, other in pairs if own.turns != other.turns]
     return soak, problems
@@ -235,9 +214,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--conversations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of what is damaged")
-    parser.add_argument("--recurrent", action="store_true", help="serve a model with recurrent states")
+    parser.add_argument("--model", choices=MODELS, default="embedded", help="which to serve (default: embedded)")
     arguments = parser.parse_args()
-    soak, problems = run(arguments.conversations, arguments.seed, arguments.recurrent)
+    soak, problems = run(arguments.conversations, arguments.seed, MODELS[arguments.model])
     print(f"{soak.num_prompt_tokens} prompt tokens, {soak.num_computed} computed", flush=True)
     print("\n".join(problems) or "every answer equal, nothing computed twice, the files within their budget")
     return 1 if problems else 0
