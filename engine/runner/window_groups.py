@@ -1,7 +1,7 @@
 """Whether the layers of a model that see a window of the context give back the blocks before it.
 
 They do where every part of the engine knows how: on the CPU, in one process. What needs all of a token's KV in one
-block keeps all blocks as yet: draft models, and recurrent states.
+block keeps all blocks as yet: draft models with KV of their own, and recurrent states.
 """
 
 import logging
@@ -48,7 +48,7 @@ def _reason_to_keep(config: EngineConfig, model: LoadedModel, groups: KVGroups) 
     reasons = {
         "so far they are given back on the CPU only": model.device.type != "cpu",
         "several ranks compute the model": config.tensor_parallel_size > 1,
-        "a draft model reads them": model.draft is not None,
+        "a draft model has KV of its own there": model.draft is not None and bool(model.draft.layers),
         "the model has recurrent states": bool(model.states),
         "the layers differ in shape": groups == ONE_GROUP and _differ_in_shape(model.layers),
         "too few layers have windows, or too many for the others": groups == ONE_GROUP,

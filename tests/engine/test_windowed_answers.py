@@ -13,7 +13,8 @@ from engine.runner.loaded_model import LoadedModel
 from engine.runner.window_groups import window_groups
 from engine.scheduling.kv_tiers import TieredKVAllocator
 from tests.engine.fakes import add, run_to_end
-from tests.engine.tiny_models import tiny_engine
+from tests.engine.model.always_drafting import let_always_draft
+from tests.engine.tiny_models import slow_but, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,6 +32,19 @@ def answers(engine: Engine, *names: str, has_tenants: bool = False) -> list[Any]
         add(engine, name, prompt, tenant=tenant, max_tokens=NUM_OUTPUT, logprobs=3, temperature=1.0, seed=index)
     updates = run_to_end(engine)
     return [[(item.token_id, item.logprob) for update in updates[name] for item in update.logprobs] for name in names]
+
+
+@pytest.mark.parametrize("architecture", slow_but(WINDOWED, "mistral", "gpt_oss"))
+def test_answers_are_the_same_with_drafts_of_the_models_own_weights(
+    architecture: str, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    plain = tiny_model(architecture, "bfloat16")
+    expected = answers(engine_of(plain, free_window_blocks=False, num_speculative_tokens=0), "a", "b", "c")
+    engine = let_always_draft(engine_of(tiny_model(architecture, "bfloat16", "none", "int4")), 3)
+    assert engine._scheduler.kv._tables.windowed
+    assert answers(engine, "a", "b", "c") == expected
+    assert engine._scheduler.stats.num_accepted_drafts > 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 @pytest.fixture(params=WINDOWED)
