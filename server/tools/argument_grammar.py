@@ -1,11 +1,13 @@
 """Grammars of arguments in notations other than JSON, made of the schema of a function's arguments."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Several
+from itertools import chain, islice
 from typing import Any
 
 from engine.core.errors import GrammarError
+from engine.grammar.json_schema import check_schema
 from engine.grammar.lark import (
     JsonSchema,
     Literal,
@@ -29,6 +31,7 @@ Write = Callable[[str], tuple[Part, ...]]
 _ANNOTATIONS = {"title", "description", "$schema", "$id", "$comment", "default", "examples", "deprecated", "strict"}
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"} | _ANNOTATIONS
 _OF_STRINGS = {"type", "enum", "const", "minLength", "maxLength", "pattern"} | _ANNOTATIONS
+_MAX_BRANCHES = 64
 _ANY_TEXT = "(?s:.*)"
 _SINGLE_QUOTED = Regex(r"'(?:[^'\\\n]|\\['\\n])*'")
 _KEY = Regex("[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -40,8 +43,10 @@ def argument_parts(notation: ArgumentNotation, schema: Schema | None, write: Wri
     try:
         match notation:
             case TaggedArguments():
+                check_schema(schema or {})
                 return _Tagged(notation, schema or {}, write).arguments(schema)
             case LiteralArguments():
+                check_schema(schema or {})
                 return _Literals(notation, schema or {}, write).arguments(schema)
             case _:
                 return JsonSchema(schema or {"type": "object"})
@@ -64,10 +69,13 @@ def _properties(schema: Schema, path: str = "") -> tuple[dict[str, Any], set[str
     for keyword in schema:
         if keyword not in _OF_OBJECTS:
             raise GrammarError(f"the schema's {path}/{keyword} is not supported by this model's format of calls")
-    properties, required = dict(schema.get("properties", {})), set(schema.get("required", ()))
-    for name in required - properties.keys():
-        properties[name] = schema.get("additionalProperties", {})
-    return properties, required
+    named, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise GrammarError(f"the schema's {path}/required must be a list of names")
+    properties = dict(named) if isinstance(named, Mapping) else {}
+    for name in required:
+        properties.setdefault(name, schema.get("additionalProperties", {}))
+    return properties, set(required)
 
 
 Argument = Callable[[str], Part]
@@ -102,11 +110,15 @@ def string_pattern(schema: Schema, path: str) -> str:
         if keyword not in _OF_STRINGS:
             raise GrammarError(f"the schema's {path}/{keyword} is not supported by this model's format of calls")
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if not isinstance(values, list | None):
+        raise GrammarError(f"the schema's {path}/enum must be a list")
     if values is not None:
         return "|".join(escaped(value) for value in values if isinstance(value, str))
     if "pattern" in schema and ("minLength" in schema or "maxLength" in schema):
         raise GrammarError(f"the schema's {path}/pattern cannot stand beside a length in this model's format of calls")
     if "pattern" in schema:
+        if not isinstance(schema["pattern"], str):
+            raise GrammarError(f"the schema's {path}/pattern must be a text")
         return _whole_pattern(schema["pattern"])
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     return _ANY_TEXT if (least, most) == (0, "") else f"(?s:.{{{int(least)},{most}}})"
@@ -117,6 +129,12 @@ def _whole_pattern(pattern: str) -> str:
     before = "" if pattern.startswith("^") else _ANY_TEXT
     after = "" if pattern.endswith("$") and not pattern.endswith("\\$") else _ANY_TEXT
     return f"{before}(?:{pattern.removeprefix('^')[: -1 if after == '' else None]}){after}"
+
+
+def _check_free(schema: Schema, path: str) -> None:
+    """Raises GrammarError if a schema of values of all types restricts them: they are written as any text."""
+    for keyword in schema.keys() - {"type"} - _ANNOTATIONS:
+        raise GrammarError(f"the schema's {path}/{keyword} needs a type in this model's format of calls")
 
 
 class _Tagged:
@@ -155,6 +173,7 @@ class _Tagged:
         if is_string:
             return Sequence((*before, self._text(string_pattern(schema, f"/properties/{name}"))))
         if types_of(schema, self._root) == ANY:
+            _check_free(schema, f"/properties/{name}")
             return Sequence((*before, self._text()))
         return Sequence((*before, self._other(schema), *self._write(marks.after_value)))
 
@@ -208,6 +227,7 @@ class _Literals:
     def _one(self, schema: Schema, path: str) -> Part:
         types = types_of(schema, self._root)
         if types == ANY:
+            _check_free(schema, path)
             return self._any()
         if self._notation.has_escapes:
             is_constant = types <= {"boolean", "null"} and "enum" not in schema
@@ -233,20 +253,31 @@ class _Literals:
 
 
 def _branches(schema: Any, root: Schema) -> list[Schema]:
-    """Returns schemas of which each is of one kind of value, one of which must be satisfied."""
+    """Returns schemas of which each is of one kind of value, one of which must be satisfied. Raises GrammarError for
+    more than a call is told apart by: references could make them billions."""
+    branches = list(islice(_each_branch(schema, root), _MAX_BRANCHES + 1))
+    if len(branches) > _MAX_BRANCHES:
+        raise GrammarError(f"the schema has a value of more than {_MAX_BRANCHES} alternatives")
+    return branches
+
+
+def _each_branch(schema: Any, root: Schema) -> Iterator[Schema]:
     if not isinstance(schema, Mapping):
-        return [{}]
+        yield {}
+        return
     for keyword in ("anyOf", "oneOf"):
         options = schema.get(keyword)
         if isinstance(options, list) and not schema.keys() - {keyword} - _ANNOTATIONS:
-            return [branch for option in options for branch in _branches(resolved(option, root), root)]
+            yield from chain.from_iterable(_each_branch(resolved(option, root), root) for option in options)
+            return
     if isinstance(names := schema.get("type"), list) and "enum" not in schema:
-        return [{**schema, "type": name} for name in names]
-    if isinstance(values := schema.get("enum"), list):
+        yield from ({**schema, "type": name} for name in names)
+    elif isinstance(values := schema.get("enum"), list):
         strings = [value for value in values if isinstance(value, str)]
         others = [value for value in values if not isinstance(value, str)]
-        return [{**schema, "type": "string", "enum": strings}] * bool(strings) + [{"enum": others}] * bool(others)
-    return [schema]
+        yield from [{**schema, "type": "string", "enum": strings}] * bool(strings) + [{"enum": others}] * bool(others)
+    else:
+        yield schema
 
 
 def _constants(types: frozenset[str]) -> Part:

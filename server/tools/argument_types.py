@@ -16,8 +16,9 @@ _MAX_REFERENCES = 20
 
 def types_of_argument(schema: Schema, name: str) -> frozenset[str]:
     """Returns the types that the schema of a function's arguments allows for the argument of this name."""
+    properties, others = schema.get("properties"), schema.get("additionalProperties")
     return types_of(
-        resolved(schema.get("properties", {}).get(name, schema.get("additionalProperties")), schema), schema
+        resolved(properties.get(name, others) if isinstance(properties, Mapping) else others, schema), schema
     )
 
 
@@ -38,10 +39,19 @@ def _target(reference: str, root: Schema) -> Any:
     return found
 
 
-def types_of(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
+def types_of(schema: Any, root: Schema) -> frozenset[str]:
+    """Returns the types that a schema allows: all of them where it is malformed, or goes on and on."""
+    return _types_of(schema, root, 0, {})
+
+
+def _types_of(schema: Any, root: Schema, depth: int, known: dict[int, frozenset[str]]) -> frozenset[str]:
+    """`known` has the types of the schemas that were met, by their identity: each is looked at once, however many
+    references lead to it, also to itself."""
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return ANY
-    types = ANY
+    if id(schema) in known:
+        return known[id(schema)]
+    types = known[id(schema)] = ANY
     match schema.get("type"):
         case str(name):
             types &= {name}
@@ -52,10 +62,13 @@ def types_of(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
         types &= frozenset[str]().union(*map(_types_of_value, values))
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(keyword), list):
-            types &= frozenset[str]().union(*(types_of(resolved(each, root), root, depth + 1) for each in options))
-    for part in schema.get("allOf") or ():
-        types &= types_of(resolved(part, root), root, depth + 1)
-    return types | {"integer"} if "number" in types else types
+            of_each = (_types_of(resolved(each, root), root, depth + 1, known) for each in options)
+            types &= frozenset[str]().union(*of_each)
+    parts = schema.get("allOf")
+    for part in parts if isinstance(parts, list) else ():
+        types &= _types_of(resolved(part, root), root, depth + 1, known)
+    known[id(schema)] = types | {"integer"} if "number" in types else types
+    return known[id(schema)]
 
 
 def value_json(text: str, types: frozenset[str]) -> str:
