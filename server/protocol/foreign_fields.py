@@ -8,6 +8,7 @@ _OTHER_SAMPLER = "is not supported: use temperature, top_k, top_p and min_p"
 _BANS = "is not supported: use bad_words, or logit_bias"
 _ONE_MODEL = "is not supported: one model is served as it is"
 _TEMPLATE = "is not supported: use chat_template_kwargs for what the chat template reads"
+_THINKING_BUDGET = "is not supported: use thinking_token_budget"
 _TEXT_ONLY = "is not supported: the model reads text only"
 
 FOREIGN_FIELDS: Mapping[str, str] = {
@@ -24,6 +25,13 @@ FOREIGN_FIELDS: Mapping[str, str] = {
     "grammar_string": "is not supported: use structured_outputs.grammar",
     "image_data": _TEXT_ONLY,
     "parse_tool_calls": _NOT_SUPPORTED,
+    "mirostat_mode": _OTHER_SAMPLER,
+    "custom_token_bans": _BANS,
+    "stopping_strings": "is not supported: use stop",
+    "n_probs": "is not supported: use logprobs",
+    "t_max_predict_ms": "is not supported: use deadline_ms",
+    "reasoning_format": "is not supported: thinking comes in a field of its own",
+    "thinking_budget_tokens": _THINKING_BUDGET,
     # transformers, and text-generation-inference
     "penalty_alpha": _OTHER_SAMPLER,
     "epsilon_cutoff": _OTHER_SAMPLER,
@@ -67,6 +75,8 @@ FOREIGN_FIELDS: Mapping[str, str] = {
     "images": _TEXT_ONLY,
     # hosted models
     "enable_thinking": _TEMPLATE,
+    "thinking_budget": _THINKING_BUDGET,
+    "enable_search": _NOT_SUPPORTED,
     "random_seed": "is not supported: use seed",
     "safe_prompt": _NOT_SUPPORTED,
     "plugins": _NOT_SUPPORTED,
@@ -86,6 +96,13 @@ FOREIGN_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "grammar_string": ("",),
     "image_data": ([],),
     "parse_tool_calls": (True,),
+    "mirostat_mode": (0,),
+    "custom_token_bans": ("",),
+    "stopping_strings": ([],),
+    "n_probs": (0,),
+    "t_max_predict_ms": (0, -1),
+    "reasoning_format": ("parsed", "deepseek", "auto"),
+    "enable_search": (False,),
     "penalty_alpha": (0,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
