@@ -11,6 +11,8 @@ from server.protocol.tools import ToolParams
 from server.protocol.wire import Int32, JsonObject, Text, bounded_size
 
 MAX_TOP_LOGPROBS = 20
+_ASKS_TO_CONTINUE = ("prefix", "partial")
+"""Fields with which other servers are told, in the last message, that its text is to be continued."""
 _GIVEN_BY_FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
@@ -51,13 +53,19 @@ class ConversationParams(ToolParams):
     def check_conversation(self) -> None:
         if self.continue_final_message and self.opens_turn:
             raise wrong("add_generation_prompt", "cannot be combined with continue_final_message")
-        last = self.messages[-1]
-        if self.continue_final_message and isinstance(last, AssistantMessage) and last.tool_calls:
-            raise wrong("messages", "cannot be continued behind tool calls, only where they end with text")
+        if isinstance(last := self.messages[-1], AssistantMessage):
+            self._check_final(last)
         self.check_tools()
         for name in _GIVEN_BY_FIELDS:
             if name in self.chat_template_kwargs:
                 raise wrong("chat_template_kwargs", f"must not contain {name!r}, which is a field of its own")
+
+    def _check_final(self, message: AssistantMessage) -> None:
+        if self.continue_final_message and message.tool_calls:
+            raise wrong("messages", "cannot be continued behind tool calls, only where they end with text")
+        for name in _ASKS_TO_CONTINUE:
+            if (message.model_extra or {}).get(name) and not self.continue_final_message:
+                raise wrong(f"messages.{len(self.messages) - 1}.{name}", "needs continue_final_message: true")
 
 
 class ChatRequest(ConversationParams, GenerationParams):

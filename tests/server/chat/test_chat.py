@@ -188,6 +188,15 @@ class TestContinuing:
         body = {"messages": messages, "continue_final_message": True}
         assert error_of(server.post_json("/tokenize", body))["param"] == "messages"
 
+    @pytest.mark.parametrize("name", ["prefix", "partial"])
+    def test_what_asks_other_servers_to_continue_is_not_ignored(self, server: LiveServer, name: str) -> None:
+        question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I am "}
+        messages = [question, {**answer, name: True}]
+        assert error_of(server.chat(messages))["param"] == f"messages.1.{name}"
+        assert server.chat(messages, continue_final_message=True, max_tokens=1).status_code == 200
+        assert server.chat([*messages, question], max_tokens=1).status_code == 200
+        assert server.chat([question, {**answer, name: False}], max_tokens=1).status_code == 200
+
     def test_the_turn_need_not_be_opened(self, server: LiveServer) -> None:
         server.chat("Hi", add_generation_prompt=False, max_tokens=1)
         assert bytes(server.engine.requests[0].prompt_token_ids[1:]) == b"[user]Hi"
