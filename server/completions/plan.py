@@ -21,7 +21,8 @@ async def plan_completion(request: CompletionRequest, backend: Backend, arrival:
     rest it refuses itself."""
     max_model_len = backend.engine.info.max_model_len
     wanted = request.max_tokens_behind(0, max_model_len)
-    cut = PromptCut.of(request, max_model_len - wanted)
+    reserved = wanted if wanted < max_model_len else 1  # an answer that may fill the context ends with it
+    cut = PromptCut.of(request, max_model_len - reserved)
     prompts = await encode_prompts(request.prompt, backend.tokenizer, request.add_special_tokens, cut)
     grammar = await grammar_of(request.constraint, backend.grammars, arrival.caller)
     predicted = await predicted_token_ids(request, backend.tokenizer, backend.engine.info)

@@ -134,6 +134,12 @@ def test_raw_text_is_not_parsed(agent: LiveServer) -> None:
     assert agent.ollama("Hi", raw=True).json()["response"] in ("Hm.Well.", "<think>Hm.</think>Well.")
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_prompt_that_is_cut_to_fit_leaves_room_for_a_token(server: LiveServer, raw: bool) -> None:
+    body = server.ollama("x" * 999, raw=raw, truncate_prompt_tokens=-1).json()
+    assert body["prompt_eval_count"] == server.engine.info.max_model_len - 1 and body["eval_count"] == 1
+
+
 @pytest.mark.parametrize("options", [{}, {"num_predict": -1}, {"num_predict": -2}, {"num_predict": 10**6}])
 @pytest.mark.parametrize("raw", [False, True])
 def test_an_answer_may_fill_the_context_and_ends_with_it(
