@@ -1,9 +1,8 @@
 """Messages of Ollama's API -> those of the chat API, whose calls have ids and whose results name them."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from server.chat.translated import given
 from server.core.errors import BadRequestError
@@ -41,5 +40,5 @@ def _answered_call(message: OllamaMessage, open_calls: list[tuple[str, str]], pl
 
 
 def _chat_call(call_id: str, call: OllamaCall) -> dict[str, Any]:
-    arguments = msgspec.json.encode(call.function.arguments).decode()
+    arguments = json.dumps(call.function.arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

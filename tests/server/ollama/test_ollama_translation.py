@@ -1,5 +1,6 @@
 """/api/chat and /api/generate: the prompt and the parameters that the engine gets, and what is refused."""
 
+import json
 from typing import Any
 
 import pytest
@@ -102,6 +103,14 @@ def test_what_changes_no_answer_is_accepted(server: LiveServer) -> None:
     }
     answer = server.ollama("Hi", **asked, **rest, raw=False, logprobs=False)
     assert answer.json()["response"] == plain
+
+
+def test_arguments_with_half_a_character_are_refused_by_their_place(server: LiveServer) -> None:
+    call = {"function": {"name": "f", "arguments": {"a": "\ud800"}}}
+    body = json.dumps({"messages": [*USER, {"role": "assistant", "tool_calls": [call]}]})
+    refused = server.client.post("/api/chat", content=body, headers={"Content-Type": "application/json"})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("messages.1.tool_calls.0.function.arguments: ")
 
 
 @pytest.mark.parametrize(
