@@ -107,11 +107,11 @@ class _JsonRules:
 
     def _object(self, path: str, schema: Mapping[str, Any]) -> str:
         rest = schema.get("additionalProperties", True)
-        properties = dict(schema.get("properties", {}))
-        required = frozenset(schema.get("required", ()))
-        for name in required - properties.keys():
-            properties[name] = rest
-        if schema.get("patternProperties") or schema.get("minProperties", 0) > len(required):
+        named, required = schema.get("properties"), schema.get("required", ())
+        properties = dict(named) if isinstance(named, Mapping) else {}
+        for name in required:  # in its order, which is the grammar's
+            properties.setdefault(name, rest)
+        if schema.get("patternProperties") or schema.get("minProperties", 0) > len(set(required)):
             keyword = "patternProperties" if schema.get("patternProperties") else "minProperties"
             raise GrammarError(f"the schema's {path}/{keyword} is not supported {_MANY_DIGITS}")
         if schema.get("maxProperties", len(properties)) < len(properties) or ("maxProperties" in schema and rest):

@@ -33,6 +33,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         for keyword in part:
             if keyword in UNSUPPORTED and not is_neutral(keyword, part):
                 raise GrammarError(f"the schema's {path}/{keyword} is not supported")
+        _check_lists(path, part)
         _check_format(path, part)
         _check_reference(path, part)
         _check_min_properties(path, part)
@@ -78,6 +79,15 @@ def _target(schema: Any, path: str, reference: str) -> Any:
         return target(schema, reference)
     except (LookupError, TypeError, ValueError) as error:
         raise GrammarError(f"the schema's {path}/$ref leads nowhere") from error
+
+
+def _check_lists(path: str, part: Mapping[str, Any]) -> None:
+    names = part.get("required", [])
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise GrammarError(f"the schema's {path}/required must be a list of names")
+    for keyword in ("enum", "prefixItems"):
+        if not isinstance(part.get(keyword, []), list | tuple):
+            raise GrammarError(f"the schema's {path}/{keyword} must be a list")
 
 
 def _check_format(path: str, part: Mapping[str, Any]) -> None:

@@ -167,3 +167,15 @@ def test_schemas_around_large_numbers_mean_what_they_say() -> None:
 def test_a_number_that_cannot_be_enforced_is_refused_with_its_place(schema: dict[str, Any], place: str) -> None:
     with pytest.raises(GrammarError, match=re.escape(f"the schema's {place}")):
         to_lark(JsonSchema(schema))
+
+
+@pytest.mark.parametrize("properties", [None, []])
+def test_properties_that_are_none_name_none(properties: Any) -> None:
+    named = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": LARGE}
+    assert accepted(JsonSchema(named), f'{{"a":{2**60}}}', "{}", '{"a":1}') == [f'{{"a":{2**60}}}']
+
+
+def test_required_properties_keep_their_order() -> None:
+    names = [f"x{index}" for index in range(9)]
+    others = {"type": "object", "required": names, "additionalProperties": LARGE}
+    assert to_lark(JsonSchema(others)) == to_lark(JsonSchema({**others, "properties": dict.fromkeys(names, LARGE)}))

@@ -216,6 +216,10 @@ def refusal(schema: dict[str, Any]) -> str:
         ({"$ref": "#/a/x", "a": [{}]}, "/$ref"),
         ({"$ref": "#/type/x", "type": "object"}, "/$ref"),
         ({"$ref": "#a", "$defs": {"x": {"$anchor": "a"}}}, "/$ref"),
+        ({"anyOf": [{"properties": {"a": {}}, "required": [None]}]}, "/anyOf/0/required"),
+        ({"required": None}, "/required"),
+        ({"items": {"enum": 10**400}}, "/items/enum"),
+        ({"prefixItems": {"type": "integer"}, "items": {"minimum": 2**60}}, "/prefixItems"),
     ],
 )
 def test_what_cannot_be_enforced_is_named_with_its_place(schema: dict[str, Any], path: str) -> None:

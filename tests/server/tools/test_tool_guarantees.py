@@ -128,6 +128,7 @@ def test_calls_without_a_mark_can_be_strict() -> None:
     [
         ("/properties/a/not", {"type": "object", "properties": {"a": {"not": {}}}}),
         ("$ref", {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/x"}}}),
+        ("/required", {"type": "object", "properties": {"a": {"type": "string"}}, "required": [None]}),
         ("unclosed", {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}),
     ],
 )
