@@ -28,6 +28,8 @@ numbers."""
 MAX_NAMES = 2**18
 """Maximum number of names in the objects of a large body; colons within strings count, with the same allowance."""
 
+_FORM = "application/x-www-form-urlencoded"
+
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -116,6 +118,10 @@ class JsonRoute(APIRoute):
     From the body's end until there is a response, whatever the handler does ends when the client leaves.
     """
 
+    takes_form_type = False
+    """Whether JSON may come as what curl takes a body for if it is told nothing. Web pages may not: they could send it
+    to any server without asking."""
+
     def check(self, request: Request) -> None:
         """Raises errors that are known before the body is read."""
 
@@ -124,9 +130,8 @@ class JsonRoute(APIRoute):
 
         async def handle_json(request: Request) -> Response:
             self.check(request)
-            media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if request.method == "POST" and media_type != "application/json":
-                raise MediaTypeError("The body must be JSON; send the header Content-Type: application/json.")
+            if request.method == "POST":
+                self._check_media_type(request)
             encoding = request.headers.get("content-encoding", "identity").strip().lower()
             if encoding not in ("", "identity"):
                 raise MediaTypeError(f"Content-Encoding {encoding[:20]!r} is not supported; send the body as it is.")
@@ -136,3 +141,12 @@ class JsonRoute(APIRoute):
                 return await unless_client_leaves(json_request.receive, handle(json_request))
 
         return handle_json
+
+    def _check_media_type(self, request: Request) -> None:
+        """Raises MediaTypeError unless the body is, or may be taken to be, declared as JSON, as it is from then on."""
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type == _FORM and self.takes_form_type and "origin" not in request.headers:
+            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+            request.scope["headers"] = [*others, (b"content-type", b"application/json")]
+        elif media_type != "application/json":
+            raise MediaTypeError("The body must be JSON; send the header Content-Type: application/json.")

@@ -46,8 +46,17 @@ API_VERSION = "0.12.0"
 LINES = "application/x-ndjson"
 LATEST = ":latest"
 
-router = APIRouter(route_class=GenerationRoute, tags=["Ollama"])
-about = APIRouter(route_class=JsonRoute, tags=["Ollama"])
+
+class OllamaGenerationRoute(GenerationRoute):
+    takes_form_type = True  # Ollama reads any, and so its users call curl
+
+
+class OllamaRoute(JsonRoute):
+    takes_form_type = True
+
+
+router = APIRouter(route_class=OllamaGenerationRoute, tags=["Ollama"])
+about = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {LINES: {}}, "description": "Unless stream is false: lines, each such an object."},

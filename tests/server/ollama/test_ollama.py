@@ -179,3 +179,18 @@ def test_keys_count_as_elsewhere() -> None:
         assert refused.status_code == 401 and "API key" in refused.json()["error"]
         assert server.client.get("/api/tags").status_code == 401
         assert server.ollama("Hi", {"Authorization": "Bearer right"}).status_code == 200
+
+
+def test_curl_needs_no_header_but_a_web_page_does(server: LiveServer) -> None:
+    server.engine.rule = saying("Hello")
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = json.dumps({"model": "fake", "prompt": "Hi", "stream": False})
+
+    def asked(path: str, content: str = body, **headers: str) -> httpx.Response:
+        return server.client.post(path, content=content, headers=form | headers)
+
+    assert asked("/api/generate").json()["response"] == "Hello"
+    assert asked("/api/show", '{"model": "fake"}').status_code == 200
+    assert asked("/api/generate", origin="http://elsewhere.example").status_code == 415
+    assert asked("/api/generate", "model=fake&prompt=Hi").status_code == 400
+    assert asked("/v1/completions").status_code == 415
