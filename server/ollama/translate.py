@@ -8,8 +8,8 @@ from server.generation.error_renaming import ErrorRenaming
 from server.ollama.turns import messages_of
 from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.generation import SamplingFields
 from server.protocol.ollama import Format, OllamaChatRequest, OllamaGenerateRequest, OllamaGeneration, OllamaOptions
-from server.protocol.request import RequestFields
 
 _AS_THEY_ARE = "temperature top_k top_p min_p seed presence_penalty frequency_penalty stop".split()
 
@@ -47,7 +47,7 @@ def chat_of(request: OllamaGeneration, ends_thinking: bool) -> ChatRequest:
 
 def raw_prompt(request: OllamaGenerateRequest) -> RawPrompt:
     """Returns the completion request. Raises ValidationError, with the names of the completions API."""
-    shared = request.model_fields_set & RequestFields.model_fields.keys()
+    shared = request.model_fields_set & SamplingFields.model_fields.keys()
     fields = given(
         prompt=request.prompt,
         stream=request.stream or None,

@@ -157,6 +157,11 @@ def line(event: Mapping[str, Any]) -> bytes:
     return f"{_dumps(event)}\n".encode("ascii")
 
 
+def resume_point(point: Mapping[str, Any]) -> bytes:
+    """Returns the line that tells how a stream goes on on another server: a line of JSON, as all are."""
+    return line({"resume_point": point})
+
+
 _dumps = partial(json.dumps, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 

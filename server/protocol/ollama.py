@@ -12,7 +12,18 @@ from server.protocol.messages import MAX_MESSAGES, MAX_TOOL_CALLS, bounded_parts
 from server.protocol.refusals import REFUSED_EVERYWHERE
 from server.protocol.request import RequestFields
 from server.protocol.tools import MAX_TOOLS, Tool
-from server.protocol.wire import ClosedModel, Int32, Int64, JsonObject, StopStrings, Text, WireModel, bounded_size
+from server.protocol.typed_streams import TypedStreamFields
+from server.protocol.wire import (
+    ClosedModel,
+    Int32,
+    Int64,
+    JsonObject,
+    ResumeTokenIds,
+    StopStrings,
+    Text,
+    WireModel,
+    bounded_size,
+)
 
 _OTHER_SAMPLER = "is not supported: use temperature, top_k, top_p and min_p"
 
@@ -119,7 +130,7 @@ Think = Annotated[
 ]
 
 
-class OllamaGeneration(RequestFields):
+class OllamaGeneration(RequestFields, TypedStreamFields):
     """What /api/chat and /api/generate share."""
 
     stream: bool = True
@@ -127,6 +138,7 @@ class OllamaGeneration(RequestFields):
     options: OllamaOptions = OllamaOptions()
     think: Think | None = Field(None, description="Default: the model decides.")
     keep_alive: Any = Field(None, description="No effect: the model stays loaded.")
+    resume_token_ids: ResumeTokenIds = Field([], description="As of completions, of one choice.")
 
 
 class OllamaChatRequest(OllamaGeneration):

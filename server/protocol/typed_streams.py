@@ -1,4 +1,4 @@
-"""What requests of the APIs whose streams have typed events share."""
+"""What requests of the APIs whose streams have typed events, or lines, share."""
 
 from typing import Self
 
@@ -12,8 +12,8 @@ class TypedStreamFields(WireModel):
     stream: bool = False
     resume_points: bool = Field(
         False,
-        description="Only with stream: behind the events of each step but the last, a comment tells how the stream "
-        "goes on on another server.",
+        description="Only with stream: behind the events of each step but the last, a comment, or in a stream of lines "
+        "another line, tells how the stream goes on on another server.",
     )
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from server.chat.answer import AnswerFormat, thinking_marks
 from server.chat.output_reader import OutputReader
@@ -17,10 +17,11 @@ from server.core.timings import complete_headers
 from server.generation.entry import Arrival, validate_request
 from server.generation.plan import GenerationPlan
 from server.generation.respond import all_outputs, open_stream
+from server.generation.resume_points import resume_points
 from server.generation.usage import UsageCounter
 from server.ollama.listing import description, listed_model, loaded_model, rfc3339
 from server.ollama.translate import RENAMING, chat_of, no_thinking, raw_prompt
-from server.ollama.writer import LineStream, LineWriter, line, message_body, response_body
+from server.ollama.writer import LineStream, LineWriter, line, message_body, response_body, resume_point
 from server.protocol.generation import GenerationParams
 from server.protocol.ollama import (
     OLLAMA_REFUSALS,
@@ -84,13 +85,15 @@ async def _answer(body: OllamaGeneration, request: Request, is_chat: bool, has_p
     if not has_prompt:
         loaded = {"done": True, "done_reason": "load"}
         head = _head(arrival.model, context.backend.loaded_at)
-        return JSONResponse(head | (message_body if is_chat else response_body)({}) | loaded)
+        whole = head | (message_body if is_chat else response_body)({}) | loaded
+        return Response(line(whole), media_type="application/json")
     with RENAMING():
         plan, answer = await arrival.within_deadline(_plan(body, context.backend, arrival))
         reader, counter = OutputReader(answer, arrival.request_id, 0), UsageCounter(plan, record)
         writer = LineWriter(_head(arrival.model, int(plan.head["created"])), is_chat, reader, counter)
         if body.stream:
-            return await open_stream(plan, LineStream(writer, counter, record), request, b"", LINES)
+            points = resume_points(plan, counter, body.resume_points, resume_point)
+            return await open_stream(plan, LineStream(writer, counter, record, points), request, b"", LINES)
         [outputs] = await all_outputs(plan, counter, request)
     for output in outputs:
         writer.add(output)

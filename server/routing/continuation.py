@@ -25,18 +25,21 @@ class ForeignReplicaError(Exception):
 
 
 class Events:
-    """Splits a stream of bytes into server-sent events, each without the empty line that ends it."""
+    """Splits a stream of bytes into events, each without what ends it: for server-sent ones that is an empty line."""
 
-    def __init__(self) -> None:
+    def __init__(self, separator: bytes = b"\n\n") -> None:
+        self._separator = separator
         self._rest = b""
 
     def split(self, data: bytes) -> Iterator[bytes]:
-        *events, self._rest = (self._rest + data).split(b"\n\n")
+        *events, self._rest = (self._rest + data).split(self._separator)
         yield from events
 
 
 class StreamContinuation:
     """What a client got of one stream, over all replicas that were at it."""
+
+    separator = b"\n\n"
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         """`body` is the client's request, whose `stream` is true."""

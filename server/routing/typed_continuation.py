@@ -1,16 +1,9 @@
-"""Streams of typed events, those of Responses and Messages, that go on on another replica when theirs dies.
-
-Replicas send a resume point behind the events of each output but the last. Events are held until their point is there,
-or the stream's end: so what the client got is all that comes of some tokens, and nothing of those behind them. What
-the next replica sends of these tokens again is left out.
-"""
+"""Streams of typed events, those of Responses and Messages, that go on on another replica when theirs dies."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from server.routing.continuation import UNAVAILABLE, ForeignReplicaError
-from server.routing.moves import ReplicaLostError
+from server.routing.pointed_continuation import PointedContinuation
 
 TYPED_PATHS = frozenset({"/v1/responses", "/v1/messages"})
 _POINT = b": {"
@@ -19,88 +12,30 @@ _LAST = frozenset({"response.completed", "response.incomplete", "response.failed
 _SCORES = "message.output_text.logprobs"
 
 
-class TypedContinuation:
-    """What a client got of one stream, over all replicas that were at it."""
-
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        """`body` is the client's request, whose `stream` is true."""
-        self._body = body
-        self._first: dict[str, Any] = {}  # the first event that the client got
-        self._num_passed = 0  # events that it got
-        self._head: dict[str, Any] = {}  # fields that all points of the stream share
-        self._cached: dict[str, int] = {}  # of the prompt, when the stream began
-        self._token_ids: list[int] = []  # of which it got all events
-        self._num_seen = 0  # tokens that the replica at hand sent
-        self._held: list[bytes] = []
-        self._has_moved = False
-        self.is_done = False
+class TypedContinuation(PointedContinuation):
+    """Its resume points are comments."""
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the client got anything."""
-        return bool(self._first)
+    def _tells_scores(self) -> bool:
+        return _SCORES in (self._body.get("include") or ())
 
-    def next_body(self) -> dict[str, Any]:
-        """Returns the body for the replica that is to begin the request, or to take it over from now on."""
-        self._num_seen, self._held, self._has_moved = 0, [], self.has_begun
-        body = {**self._body, "resume_points": True}
-        if self.has_begun:
-            body["seed"] = self._head["seed"]
-        if self._token_ids and _SCORES not in (self._body.get("include") or ()):
-            body["resume_token_ids"] = [self._token_ids]
-        return body
+    def _seeded(self, seed: int) -> dict[str, Any]:
+        return {"seed": seed}
 
-    def take(self, event: bytes) -> bytes | None:
-        """Returns what the client is to get now that an event is there. Raises ReplicaLostError for one that says so,
-        ForeignReplicaError for one that does not belong to the same stream."""
-        if event.startswith(_POINT):
-            return self._take_point(event)
-        if event.startswith(_BEYOND):
-            return event
-        self._held.append(event)
-        self.is_done = _type_of(event) in _LAST
-        return self._passed_on() if self.is_done else None
+    def _point_of(self, event: bytes) -> dict[str, Any] | None:
+        return dict(json.loads(event.removeprefix(b": "))) if event.startswith(_POINT) else None
 
-    def _take_point(self, event: bytes) -> bytes | None:
-        point = json.loads(event.removeprefix(b": "))
-        if "error" in point:
-            if point["error"] == UNAVAILABLE:
-                raise ReplicaLostError
-            return event if self._body.get("resume_points") else None
-        token_ids, cached = point.pop("token_ids"), point.pop("cached")
-        if not self._head:
-            self._head, self._cached = point, cached
-        is_new = self._num_seen >= len(self._token_ids)
-        self._num_seen += len(token_ids)
-        if point != self._head or (not is_new and self._num_seen > len(self._token_ids)):
-            raise ForeignReplicaError
-        if not is_new:
-            self._held = []
-            return None
-        self._token_ids += token_ids
-        if self._body.get("resume_points"):
-            self._held.append(event)
-        return self._passed_on()
+    def _is_beyond(self, event: bytes) -> bool:
+        return event.startswith(_BEYOND)
 
-    def _passed_on(self) -> bytes | None:
-        """Returns the events that were held until now."""
-        events, self._held = self._held, []
-        return b"\n\n".join(map(self._passed, events)) or None
+    def _is_last(self, event: bytes) -> bool:
+        return event.partition(b"\n")[0].removeprefix(b"event: ").decode() in _LAST
 
-    def _passed(self, event: bytes) -> bytes:
-        """Returns an event as the replica that began the stream would have sent it."""
-        if event.startswith(_POINT):
-            return event
-        if not self.has_begun:
-            self._first = json.loads(_data_of(event))
-        elif self._has_moved:
-            event = self._continuing(event)
-        self._num_passed += 1
-        return event
+    def _fields_of(self, event: bytes) -> dict[str, Any]:
+        return dict(json.loads(event.partition(b"\ndata: ")[2]))
 
     def _continuing(self, event: bytes) -> bytes:
-        """Returns an event of a later replica, with numbers and dates that fit those that the client got."""
-        fields = json.loads(_data_of(event))
+        fields = self._fields_of(event)
         if "sequence_number" in fields:
             fields["sequence_number"] = self._num_passed
         if "response" in fields:
@@ -111,11 +46,3 @@ class TypedContinuation:
             counts = self._first["message"]["usage"].items()
             fields["usage"] |= {name: count for name, count in counts if name != "output_tokens"}
         return event.partition(b"\n")[0] + b"\ndata: " + json.dumps(fields, separators=(",", ":")).encode()
-
-
-def _type_of(event: bytes) -> str:
-    return event.partition(b"\n")[0].removeprefix(b"event: ").decode()
-
-
-def _data_of(event: bytes) -> bytes:
-    return event.partition(b"\ndata: ")[2]

@@ -44,6 +44,14 @@ def typed_events_of(response: httpx.Response) -> list[dict[str, Any]]:
     return parsed
 
 
+def json_lines_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """Returns the lines of a stream of lines of JSON."""
+    assert response.status_code == 200, response.text
+    *lines, rest = response.text.split("\n")
+    assert rest == ""
+    return [json.loads(line) for line in lines]
+
+
 def timeless(value: Any) -> Any:
     """Returns an answer, or its events, without times and what takes time."""
     if isinstance(value, dict):
@@ -51,7 +59,8 @@ def timeless(value: Any) -> Any:
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 
-_TIMES = frozenset({"timings", "created_at", "completed_at"})
+_DURATIONS = frozenset({"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"})
+_TIMES = _DURATIONS | {"timings", "created_at", "completed_at"}
 
 
 def anthropic_error_of(response: httpx.Response) -> dict[str, Any]:

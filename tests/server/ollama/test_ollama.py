@@ -1,6 +1,5 @@
 """/api/chat and /api/generate: the answers, whole and as lines of JSON."""
 
-import json
 from typing import Any
 
 import httpx
@@ -8,6 +7,7 @@ import pytest
 
 from server.ollama.writer import durations
 from server.protocol.ollama import OllamaChatAnswer, OllamaGenerateAnswer
+from tests.server.events import json_lines_of
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer, live_server
 from tests.server.model_talk import CALL, THOUGHT, WEATHER, saying_tokens
@@ -21,11 +21,8 @@ TOOLS = [
 
 def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
     """Returns the lines of a stream, of which the last one ends it."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].partition(";")[0] == "application/x-ndjson"
-    *lines, rest = response.text.split("\n")
-    assert rest == ""
-    return [json.loads(each) for each in lines]
+    assert response.headers["content-type"].partition(";")[0] == "application/x-ndjson", response.text
+    return json_lines_of(response)
 
 
 def joined(lines: list[dict[str, Any]]) -> dict[str, Any]:
