@@ -25,6 +25,7 @@ from server.routing.continuation import (
     StreamContinuation,
     error_event,
 )
+from server.routing.line_continuation import LineContinuation
 from server.routing.merged_metrics import merged_metrics
 from server.routing.moves import Moves, NoReplicaError, ReplicaLostError
 from server.routing.policy import RoutedPrompt
@@ -42,10 +43,11 @@ _FOR_ALL = ("/metrics", "/reset_prefix_cache", *_ADAPTERS)
 
 Answer = tuple[Head, bytes]
 
-Continuation = StreamContinuation | TypedContinuation
+Continuation = StreamContinuation | TypedContinuation | LineContinuation
 _CONTINUATIONS: Mapping[str, Callable[[dict[str, Any]], Continuation]] = {
     **dict.fromkeys(PATHS, StreamContinuation),
     **dict.fromkeys(TYPED_PATHS, TypedContinuation),
+    **dict.fromkeys(LINE_PATHS, LineContinuation),
 }
 
 Parts = AsyncGenerator[Head | bytes, None]
@@ -86,7 +88,8 @@ class Gateway:
             given = request.headers.get("authorization", "").encode("latin-1")
             if not secrets.compare_digest(given, self._prefill_credentials):
                 return _refused(401, "invalid_api_key", "This path is for the application's own replicas.")
-        if parsed.get("stream") is True and (continuation := _CONTINUATIONS.get(call.route)) is not None:
+        is_streamed = parsed.get("stream", call.route in LINE_PATHS) is True
+        if is_streamed and (continuation := _CONTINUATIONS.get(call.route)) is not None:
             return await _response(self._continued(call, parsed, continuation(parsed)))
         return await _response(self._retried(call, parsed))
 
@@ -108,7 +111,7 @@ class Gateway:
 
     async def _retried(self, call: Call, parsed: dict[str, Any]) -> Parts:
         """Yields the parts of a replica's answer; those of another replica if it dies before the body begins. Raises
-        ReplicaLostError if it dies later and the answer has no form for errors: half a body must not seem whole."""
+        ReplicaLostError if it dies later: half a body must not seem whole."""
         moves, has_begun = Moves(self._wait_s), False
         while not has_begun and await moves.may_try():
             try:
@@ -124,10 +127,8 @@ class Gateway:
                 return
             except ReplicaLostError as error:
                 moves.fail(error)
-                if has_begun and parsed.get("stream", call.route in LINE_PATHS) is not True:
-                    raise
                 if has_begun:
-                    yield error_event(call.route, _LOST)
+                    raise
 
     async def _continued(self, call: Call, parsed: dict[str, Any], stream: Continuation) -> Parts:
         """Yields a head and the events of a stream, whichever replicas they come from."""
@@ -154,7 +155,7 @@ class Gateway:
         """Yields a replica's head, and what the client has not got yet of its stream; a refusal as it is. Raises
         ReplicaLostError if the stream breaks off, or begun ones are refused, as full replicas do."""
         body = json.dumps(stream.next_body()).encode()
-        events, is_refusal = Events(), False
+        events, is_refusal = Events(stream.separator), False
         sent = Call(call.method, call.path, call.headers, body)
         async with aclosing(self._stream(sent, parsed, moves)) as parts:
             async for part in parts:
@@ -167,7 +168,7 @@ class Gateway:
                 else:
                     for event in events.split(part):
                         if (new := stream.take(event)) is not None:
-                            yield new + b"\n\n"
+                            yield new + stream.separator
         if not (is_refusal or stream.is_done):
             raise ReplicaLostError
 

@@ -126,6 +126,22 @@ def typed(first: int, last: int, dies: bool = False, name: str = "a") -> Replica
     return parts
 
 
+def lined(first: int, last: int, dies: bool = False, name: str = "a") -> Replica:
+    """The same with lines of JSON."""
+
+    async def parts(call: Call) -> AsyncIterator[str | Head | bytes]:
+        yield name
+        yield Head(name, 200, [("content-type", "application/x-ndjson")])
+        for number in range(first, last):
+            yield b'{"created_at":"%s","response":"%d","done":false}\n' % (name.encode(), number)
+            yield b'{"resume_point":{"seed":5,"token_ids":[%d],"cached":{}}}\n' % number
+        if dies:
+            raise RayError
+        yield b'{"created_at":"%s","response":"","done":true}\n' % name.encode()
+
+    return parts
+
+
 async def dying(call: Call) -> AsyncIterator[str | Head | bytes]:
     """A replica that dies of the request."""
     yield "dying"
@@ -256,24 +272,25 @@ class TestGateway:
         numbers = [int(line[-2:-1]) for line in data.split(b"\n") if line.startswith(b"data: ")]
         assert numbers == [0, 1, 2, 3, 4, 5] and b"event: message_stop" in data
 
-    def test_streams_of_typed_events_that_no_replica_goes_on_with_end_with_their_own_errors(self) -> None:
+    def test_streams_that_no_replica_goes_on_with_end_with_their_own_errors(self) -> None:
         status, data = ask(Handle(typed(0, 2, dies=True), dying), {"messages": [], "stream": True}, "/v1/messages")
         assert status == 200 and data.endswith(b"\n\n") and b"event: error" in data
+        status, data = ask(Handle(lined(0, 2, dies=True), dying), {}, "/api/chat")
+        assert status == 200 and data.endswith(b'gone, and no other could take it over; try again."}\n')
 
-    def test_lines_end_with_an_error_unless_they_are_one_answer(self) -> None:
-        for body in ({}, {"stream": True}, {"stream": False}):
-            handle = Handle(streaming(0, 2, dies=True))
-            if body == {"stream": False}:
-                with pytest.raises(ReplicaLostError):
-                    ask(handle, body, "/api/chat")
-                continue
-            status, data = ask(handle, body, "/api/chat")
-            assert status == 200 and data.endswith(b'gone, and no other could take it over; try again."}\n')
+    def test_streams_of_lines_go_on_behind_their_tokens(self) -> None:
+        handle = Handle(lined(0, 2, dies=True), lined(0, 3, dies=True, name="b"), lined(0, 5, name="c"))
+        status, data = ask(handle, {}, "/api/generate")
+        sent = [json.loads(call.body) for call in handle.calls]
+        given = [(each.get("options"), each.get("resume_token_ids")) for each in sent]
+        assert status == 200 and given == [(None, None), ({"seed": 5}, [[0, 1]]), ({"seed": 5}, [[0, 1, 2]])]
+        lines = [json.loads(each) for each in data.splitlines()]
+        assert [(each["created_at"], each["response"]) for each in lines] == [("a", text) for text in (*"01234", "")]
 
-    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/api/chat"])
     def test_half_an_answer_breaks_the_connection(self, path: str) -> None:
         with pytest.raises(ReplicaLostError):
-            ask(Handle(streaming(0, 2, dies=True)), {"prompt": "x"}, path)
+            ask(Handle(streaming(0, 2, dies=True)), {"prompt": "x", "stream": False}, path)
 
     @pytest.mark.parametrize("path", ["/reset_prefix_cache", "/v1/load_lora_adapter"])
     def test_what_all_are_to_do_needs_one_that_is_there(self, path: str) -> None:

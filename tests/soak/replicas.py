@@ -7,10 +7,10 @@
     python -m tests.soak.replicas roles --streams 20 --kills 5
 
 Starts a Ray of its own, with the embedded model; needs the extra `ray`. `kills` compares all tokens with an undisturbed
-run, `typed` all events of Responses and Messages but for their times. `routing` puts the same load, of prompts that
-begin alike, on a random and on a prefix-aware routing. `scaling` has one replica become three under load, and one again
-behind it. `roles` has prompts computed by replicas of their own, which are killed meanwhile, and compares all tokens
-with those of one that does both. The exit code is 0 if nothing was lost.
+run, `typed` all events of Responses and Messages, and lines of Ollama's API, but for their times. `routing` puts the
+same load, of prompts that begin alike, on a random and on a prefix-aware routing. `scaling` has one replica become
+three under load, and one again behind it. `roles` has prompts computed by replicas of their own, which are killed
+meanwhile, and compares all tokens with those of one that does both. The exit code is 0 if nothing was lost.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Streams of Responses and Messages for soak runs: text, tools and log-probabilities, compared event by event."""
+"""Streams of Responses, Messages and Ollama's API for soak runs: text, tools and log-probabilities, compared event by
+event."""
 
 import uuid
 from dataclasses import dataclass
@@ -6,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.server.events import timeless, typed_events_of
+from server.routing.continuation import LINE_PATHS
+from tests.server.events import json_lines_of, timeless, typed_events_of
 from tests.soak.kills import PROMPTS
 
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}, "note": {"type": "string"}}, "required": ["city"]}
@@ -19,6 +21,8 @@ _KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
     ("/v1/messages", {"tools": [{"name": "f", "input_schema": _CITY}], "tool_choice": {"type": "any"}}),
     ("/v1/responses", {"tools": [_FUNCTION], "tool_choice": "required"}),
+    ("/api/chat", {}),
+    ("/api/generate", {"raw": True}),
 )
 
 
@@ -34,6 +38,10 @@ def typed_body_of(index: int, max_tokens: int) -> dict[str, Any]:
     """Returns a request, with its path as `path`."""
     path, fields = _KINDS[index % len(_KINDS)]
     asks = f"{index}: {PROMPTS[index % len(PROMPTS)]} " * (1 + index % 6 + 10 * (index % 4 == 0))
+    if path in LINE_PATHS:
+        options = {"num_predict": max_tokens - index % 17, "seed": index}
+        asked = {"prompt": asks} if path == "/api/generate" else {"messages": [{"role": "user", "content": asks}]}
+        return {"path": path, "options": options, **asked, **fields}
     body = {"path": path, "seed": index, "stream": True, "ignore_eos": not fields.get("tools"), **fields}
     if path == "/v1/messages":
         return body | {"messages": [{"role": "user", "content": asks}], "max_tokens": max_tokens - index % 17}
@@ -45,8 +53,12 @@ async def typed_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Typed
     are due. Raises AssertionError if it is not complete."""
     path = body["path"]
     sent = {name: value for name, value in body.items() if name != "path"} | {"cache_salt": uuid.uuid4().hex}
-    headers = {"X-Request-Id": f"soak-{body['seed']}"}
+    headers = {"X-Request-Id": f"soak-{body.get('seed', 'lines')}"}
     response = await client.post(path, json=sent, headers=headers)
+    if path in LINE_PATHS:
+        lines: list[dict[str, Any]] = timeless(json_lines_of(response))
+        assert lines[-1].get("done"), f"ends with {lines[-1]}"
+        return TypedAnswer(lines, lines[-1]["eval_count"])
     events: list[dict[str, Any]] = timeless(typed_events_of(response))
     assert events[-1]["type"] in ("message_stop", "response.completed", "response.incomplete"), (
         f"ends with {events[-1]}"
