@@ -17,6 +17,8 @@ def drafted_share(kv: KVAllocator, request: Request, planned: PlannedDraft, spar
     """Returns the request's share of a decode step with as much of the planned draft as blocks can be allocated for,
     leaving `spare`. Where the draft model is far behind, it makes up for a part of that, and drafts nothing. It runs
     before the step, which copies blocks, and has nothing to read there yet."""
+    if not (planned.token_ids or planned.num_wanted):
+        return share_of(kv, request, 1)
     draft = _with_blocks(kv, request, planned, spare)
     draft = PlannedDraft(draft.token_ids, 0) if request.block_copies else draft
     span = kv.draft_span(request, 1) if draft.num_wanted else None

@@ -6,7 +6,7 @@ duration is weighted by its inverse, so an outlier that took long counts little.
 
 from collections.abc import Sequence
 from math import inf
-from operator import mul
+from operator import gt, mul
 
 _KEPT = 0.98  # of what is known, per new duration: about the newest fifty count
 _KEPT_IF_SURPRISED = 0.8  # one surprise is an outlier, several in a row are a machine that has become slower
@@ -50,7 +50,7 @@ class CostModel:
     def bound(self, work: Work) -> float:
         """Returns seconds that are rarely exceeded; infinite for far more work than was observed lately. The bound
         never falls as work grows."""
-        if any(amount > trusted for amount, trusted in zip(work, self._trusted, strict=True)):
+        if any(map(gt, work, self._trusted)):
             return inf
         return self._margin * self._expected(work)
 

@@ -60,7 +60,7 @@ class SpeculationPlanner:
         lengths = self._draft_lengths.plan(requests, drafts, price)
         if any(lengths):
             return [PlannedDraft(num_wanted=length) for length in lengths]
-        return [PlannedDraft(draft.token_ids) for draft in drafts]
+        return [NO_PLANNED_DRAFT if draft is NO_DRAFT else PlannedDraft(draft.token_ids) for draft in drafts]
 
     def _drafts(self, requests: Sequence[Request], price: TokenPrice) -> list[Draft]:
         """Returns what is worth its time of the drafts that the requests' own drafters propose."""
@@ -68,6 +68,9 @@ class SpeculationPlanner:
             self._num_without += 1  # not even a certain token would be worth it
             return [NO_DRAFT] * len(requests)
         proposed = [self._draft_of(request) for request in requests]
+        if not any(draft.token_ids for draft in proposed):
+            self._num_without = (self._num_without + 1) % _RETRY_STEPS
+            return [NO_DRAFT] * len(requests)
         spare_s = self._longest_s(proposed, price) - price.step_s
         num_spare = int(max(spare_s - price.draft_s, 0.0) / price.token_s) if price.token_s else self._trusted
         drafts = _best_prefixes(proposed, price, min(num_spare, self._trusted))
