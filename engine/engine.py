@@ -17,7 +17,15 @@ from engine.core.crash_marker import Marker, NullMarker
 from engine.core.draft import Drafter
 from engine.core.errors import DeviceFailedError, InvalidParameterError
 from engine.core.generation_request import GenerationRequest
-from engine.core.messages import AddRequest, FindPrefix, PrefixFound, RequestState, RequestUpdate, StepUpdate
+from engine.core.messages import (
+    AddRequest,
+    ComputedSpan,
+    FindPrefix,
+    PrefixFound,
+    RequestState,
+    RequestUpdate,
+    StepUpdate,
+)
 from engine.core.request import LoadedAdapter, Request
 from engine.core.request_validation import check_request
 from engine.core.sampling_params import SamplingParams
@@ -202,7 +210,7 @@ class Engine:
         num_generated = sum(len(update.token_ids) for update in updates)
         counts = StepCounts(num_generated, len(self._grammars), self._num_aborts, self._store.stats)
         stats = self._accounting.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
-        return StepUpdate(ended_s, updates, stats)
+        return StepUpdate(ended_s, updates, stats, _computed(result.batch))
 
     def close(self) -> None:
         """Closes the trace and the KV store, and ends the compilation of grammars and other ranks of the model."""
@@ -284,3 +292,7 @@ class Engine:
 
     def _mark(self, request_ids: Iterable[str]) -> None:
         self._marker.mark([*request_ids, *self._grammars.request_ids])
+
+
+def _computed(batch: Batch | None) -> list[ComputedSpan]:
+    return [ComputedSpan(each.request_id, each.start, each.end) for each in batch.requests] if batch else []

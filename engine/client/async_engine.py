@@ -297,7 +297,7 @@ class AsyncEngine:
             self._registry.put(update.request_id, timed_update(update, step.time_s))
         if self._supervisor.is_up:  # the last statistics of a dead engine are outdated
             self._last_stats = step.stats
-            self._observer.on_step(step.stats)
+            self._observer.on_step(step.stats, self._registry.shares_of(step.computed))
             self._aborts.on_stats(step.stats.num_aborts)
 
     def _report_pause(self) -> None:

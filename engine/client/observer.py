@@ -1,13 +1,13 @@
 """Who is told of numbers as they arise: metrics, tests. No observer can cost a token: see `GuardedObserver`."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol
 
 from engine.core.generation_request import GenerationRequest
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
-from engine.core.stats import RequestTimings, StepStats
+from engine.core.stats import RequestTimings, StepShare, StepStats
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,8 @@ P = ParamSpec("P")
 class EngineObserver(Protocol):
     """Receives numbers as they arise, on the event loop. Must not block. What it raises costs a line of the log."""
 
-    def on_step(self, stats: StepStats) -> None: ...
+    def on_step(self, stats: StepStats, shares: Sequence[StepShare] = ()) -> None:
+        """Called after each step, with what it computed of each live request."""
 
     def on_restart(self) -> None:
         """The engine process died, and a new one is started. Its steps count from 0 again."""
@@ -60,7 +61,7 @@ def observe_output(
 class NullObserver:
     """Observes nothing."""
 
-    def on_step(self, stats: StepStats) -> None:
+    def on_step(self, stats: StepStats, shares: Sequence[StepShare] = ()) -> None:
         pass
 
     def on_restart(self) -> None:
@@ -91,8 +92,8 @@ class GuardedObserver:
     def __init__(self, observer: EngineObserver) -> None:
         self._observer = observer
 
-    def on_step(self, stats: StepStats) -> None:
-        self._call(self._observer.on_step, stats)
+    def on_step(self, stats: StepStats, shares: Sequence[StepShare] = ()) -> None:
+        self._call(self._observer.on_step, stats, shares)
 
     def on_restart(self) -> None:
         self._call(self._observer.on_restart)

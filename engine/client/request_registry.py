@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from engine.client.live_request import LiveRequest, TimedUpdate
 from engine.core.errors import EngineFailedError, TwostepError
-from engine.core.messages import AddRequest, MarkStalled
+from engine.core.messages import AddRequest, ComputedSpan, MarkStalled
+from engine.core.stats import StepShare
 from engine.process.poison_requests import Death, PoisonRequests
 
 NO_DEATH = Death()
@@ -78,6 +79,15 @@ class RequestRegistry:
         live = self._live.get(engine_id)
         if live is not None:  # else it ended here, and the engine does not know yet
             live.put(item)
+
+    def shares_of(self, computed: Iterable[ComputedSpan]) -> list[StepShare]:
+        """Returns what a step computed of requests that are live, with whose they are."""
+        found = ((self._live.get(span.request_id), span) for span in computed)
+        return [
+            StepShare(live.request.tenant, live.request.client_request_id, span.start, span.end)
+            for live, span in found
+            if live is not None
+        ]
 
     def _report_stall(self, live: LiveRequest) -> None:
         if live.is_known_to_engine:

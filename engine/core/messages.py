@@ -136,12 +136,22 @@ class RequestsScheduled(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
 
+class ComputedSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The positions [start, end) of one request that a step computed."""
+
+    request_id: str
+    start: int
+    end: int
+
+
 class StepUpdate(msgspec.Struct, frozen=True, tag=True):
     """Output of one step for all requests; `time_s` is when its tokens had been sampled."""
 
     time_s: float
     updates: list[RequestUpdate]
     stats: StepStats
+    computed: list[ComputedSpan] = []
+    """What it computed of each request that ran in it."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

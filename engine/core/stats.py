@@ -105,6 +105,15 @@ class StepStats(msgspec.Struct, frozen=True):
     """Files of the KV store that did not hold what they should; a total."""
 
 
+class StepShare(NamedTuple):
+    """What a step computed of one request, as its tenant may know it: the positions [start, end)."""
+
+    tenant: str
+    client_request_id: str
+    start: int
+    end: int
+
+
 class QueueStats(msgspec.Struct, frozen=True):
     """Load of the engine, as admission control in the server process sees it."""
 

@@ -1,7 +1,7 @@
 """The app's Prometheus metrics: one registry, fed by the engine, as its observer, and by the middlewares."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,7 +12,7 @@ from engine.core.batch import Phase
 from engine.core.config import EngineInfo
 from engine.core.machine import Bound
 from engine.core.request import FinishReason
-from engine.core.stats import QueueStats, RequestTimings, StepStats
+from engine.core.stats import QueueStats, RequestTimings, StepShare, StepStats
 from server.core.timings import TokenCounts
 from server.metrics.aliases import Exposition
 from server.metrics.buffered_observer import BufferedObserver
@@ -82,9 +82,9 @@ class Metrics:
         """Reads the memory reserved for answers with `num_reserved`, whenever Prometheus scrapes."""
         self._engine.answer_bytes = num_reserved
 
-    def on_step(self, stats: StepStats) -> None:
+    def on_step(self, stats: StepStats, shares: Sequence[StepShare] = ()) -> None:
         self._engine.stats = stats
-        self._steps.add(stats)
+        self._steps.add((stats, shares))
 
     def on_restart(self) -> None:
         self._engine.on_restart()
@@ -162,11 +162,12 @@ class Metrics:
         self._steps.flush()
         self._tokens.flush()
 
-    def _observe_step(self, stats: StepStats) -> None:
+    def _observe_step(self, step: tuple[StepStats, Sequence[StepShare]]) -> None:
+        stats, shares = step
         if stats.phase is None:
             return
         self._recent.add_step(stats)
-        self._timeline.add_step(stats)
+        self._timeline.add_step(stats, shares)
         self._step_duration[stats.phase].observe(stats.duration_s)
         self._step_tokens[stats.phase].observe(stats.num_tokens)
         num_computed = stats.num_tokens if stats.phase is Phase.PREFILL else 0

@@ -3,15 +3,24 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.core.batch import Phase
-from engine.core.stats import StepStats
+from engine.core.stats import StepShare, StepStats
 
-NUM_STEPS, NUM_SECONDS, NUM_REQUESTS = 2000, 300, 500
-"""How many of the newest are kept."""
+NUM_STEPS, NUM_SECONDS, NUM_REQUESTS, NUM_SHARES = 2000, 300, 500, 10_000
+"""How many of the newest are kept; the last are what each step computed of each request."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that ran, and what it computed of each request; None if that is no longer kept."""
+
+    number: int
+    stats: StepStats
+    shares: Sequence[StepShare] | None
 
 
 @dataclass(slots=True)
@@ -69,15 +78,18 @@ class Timeline:
         self._clock = clock
         self._start_s = clock()
         self._cursor = 0
-        self._steps = deque[tuple[int, StepStats]](maxlen=NUM_STEPS)
+        self._steps = deque[_Step](maxlen=NUM_STEPS)
+        self._with_shares = deque[_Step]()
+        self._num_shares = 0
         self._seconds: dict[int, _Second] = {}
         self._requests = deque[tuple[int, str, dict[str, Any]]](maxlen=NUM_REQUESTS)
 
-    def add_step(self, stats: StepStats) -> None:
-        """Adds a step that ran something. Its tokens and time are spread over the seconds in which it ran."""
+    def add_step(self, stats: StepStats, shares: Sequence[StepShare] = ()) -> None:
+        """Adds a step that ran something, and what it computed of each request. Its tokens and time are spread over
+        the seconds in which it ran."""
         if stats.phase is None:
             return
-        self._steps.append((self._next(), stats))
+        self._keep(_Step(self._next(), stats, shares))
         end_s = stats.end_s - self._start_s
         start_s = end_s - stats.duration_s
         num_tokens = stats.num_tokens if stats.phase is Phase.PREFILL else stats.num_generated
@@ -86,6 +98,16 @@ class Timeline:
             second.tokens[stats.phase] += num_tokens * share
             second.busy_s[stats.phase] += stats.duration_s * share
         self._second(math.floor(end_s)).last = stats
+
+    def _keep(self, step: _Step) -> None:
+        """Keeps a step, and forgets what the oldest ones computed where that is more than is kept."""
+        self._steps.append(step)
+        self._with_shares.append(step)
+        self._num_shares += len(step.shares or ())
+        while self._num_shares > NUM_SHARES or len(self._with_shares) > NUM_STEPS:
+            oldest = self._with_shares.popleft()
+            self._num_shares -= len(oldest.shares or ())
+            oldest.shares = None
 
     def add_first_token(self, ttft_s: float, time_s: float) -> None:
         self._second_at(time_s).ttft.add(ttft_s)
@@ -103,8 +125,8 @@ class Timeline:
         self._requests.append((self._next(), key, times | body))
 
     def since(self, cursor: int, key: str) -> dict[str, Any]:
-        """Returns what is new since the cursor, of requests those of this API key; all, if the cursor is not of this
-        timeline."""
+        """Returns what is new since the cursor, and of requests what is this API key's; all, if the cursor is not of
+        this timeline."""
         if cursor > self._cursor:
             cursor = 0
         now_s = self._clock() - self._start_s
@@ -113,7 +135,7 @@ class Timeline:
             "cursor": self._cursor,
             "now_ms": _ms(now_s),
             "seconds": [each.body() for each in seconds if each.cursor > cursor],
-            "steps": [self._step_body(stats) for number, stats in self._steps if number > cursor],
+            "steps": [self._step_body(step, key) for step in self._steps if step.number > cursor],
             "requests": [body for number, owner, body in self._requests if number > cursor and owner == key],
         }
 
@@ -134,7 +156,9 @@ class Timeline:
         second.cursor = self._next()
         return second
 
-    def _step_body(self, stats: StepStats) -> dict[str, Any]:
+    def _step_body(self, step: _Step, key: str) -> dict[str, Any]:
+        stats, shares = step.stats, step.shares
+        own = None if shares is None else [each for each in shares if each.tenant == key]
         return {
             "phase": stats.phase,
             "end_ms": _ms(stats.end_s - self._start_s),
@@ -148,6 +172,7 @@ class Timeline:
             "kv_held_blocks": stats.pool.held,
             "kv_cached_blocks": stats.pool.cached,
             "kv_free_blocks": stats.pool.free,
+            "computed": own and [{"id": one.client_request_id, "start": one.start, "end": one.end} for one in own],
         }
 
 

@@ -1,7 +1,8 @@
 /* What the page knows of the last minutes: what /stats/timeline told, look by look, and which requests are live. */
 
 const KEPT_MS = 300_000,
-  KEPT_STEPS = 6000;
+  KEPT_STEPS = 6000,
+  KEPT_SHARES = 50_000; // what each step computed of each request
 
 const past = { cursor: 0, now_ms: 0, seconds: new Map(), steps: [], ended: [] };
 
@@ -13,7 +14,16 @@ async function learn() {
   for (const second of news.seconds) past.seconds.set(second.start_ms, second);
   for (const start_ms of past.seconds.keys()) if (start_ms < news.now_ms - KEPT_MS) past.seconds.delete(start_ms);
   past.steps = [...past.steps, ...news.steps].slice(-KEPT_STEPS);
+  forgetShares();
   past.ended = [...past.ended, ...news.requests].filter(({ end_ms }) => end_ms > news.now_ms - KEPT_MS);
+}
+
+function forgetShares() {
+  let num = 0;
+  for (const step of past.steps.toReversed()) {
+    num += step.computed?.length ?? 0;
+    if (num > KEPT_SHARES) step.computed = null;
+  }
 }
 
 /* A value for each whole second of the last five minutes: none where nothing happened, or before the server started. */
@@ -30,6 +40,7 @@ function secondsOf(values) {
 function spansOfRequests(live) {
   const ended = past.ended.map(({ id, arrival_ms, end_ms, timings }) => ({
     id,
+    cached: timings.cached_tokens,
     spans: spans(arrival_ms, timings.queue_ms, timings.ttft_ms, end_ms),
   }));
   return [...ended, ...live.map(spansOf)].sort((one, other) => one.spans.queue[0] - other.spans.queue[0]);
@@ -38,7 +49,8 @@ function spansOfRequests(live) {
 /* Those of a live request. Before its first token, all its time counts for the phase that it is in. */
 function spansOf({ id, age_ms, sequences: [first] }) {
   const queue_ms = first.queue_ms ?? (first.phase === "prefill" ? 0 : age_ms);
-  return { id, spans: spans(past.now_ms - age_ms, queue_ms, first.ttft_ms ?? age_ms, past.now_ms) };
+  const cached = first.cached_tokens;
+  return { id, cached, spans: spans(past.now_ms - age_ms, queue_ms, first.ttft_ms ?? age_ms, past.now_ms) };
 }
 
 function spans(arrival_ms, queue_ms, ttft_ms, end_ms) {

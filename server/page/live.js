@@ -42,7 +42,10 @@ function showHistory(live) {
   lanes.show(...frozen);
 }
 
+at("hold").addEventListener("change", () => lanes.pin(null));
+
 at("span").addEventListener("change", () => {
+  lanes.pin(null);
   lanes.span_s = Number(at("span").value);
   if (frozen) lanes.show(...frozen);
 });

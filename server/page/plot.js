@@ -2,7 +2,7 @@
 
 class Plot {
   /* `span_s` is how far back it goes from now. */
-  constructor(host, label, span_s, margin) {
+  constructor(host, label, span_s, margin, more = "") {
     this.svg = host.querySelector("svg");
     this.span_s = span_s;
     this.margin = margin;
@@ -11,12 +11,17 @@ class Plot {
     host.append(this.legend);
     this.svg.setAttribute("role", "img");
     this.svg.setAttribute("tabindex", "0");
-    this.svg.setAttribute("aria-label", `${label}. Arrow keys move through time.`);
-    this.svg.addEventListener("pointermove", (event) => this.choose(this.nearest(event.offsetX)));
-    this.svg.addEventListener("pointerleave", () => this.choose(null));
-    this.svg.addEventListener("blur", () => this.choose(null));
+    this.svg.setAttribute("aria-label", `${label}. Arrow keys move through time${more}.`);
+    this.svg.addEventListener("pointermove", (event) => this.point(this.nearest(event.offsetX)));
+    this.svg.addEventListener("pointerleave", () => this.point(null));
+    this.svg.addEventListener("blur", () => this.point(null));
     this.svg.addEventListener("keydown", (event) => this.onKey(event));
     new ResizeObserver(() => this.draw()).observe(this.svg);
+  }
+
+  /* The pointer is at a point, or has left. */
+  point(index) {
+    this.choose(index);
   }
 
   choose(index) {

@@ -2,13 +2,16 @@
 
 const MAX_LIVE = 20,
   MAX_ENDED = 10;
+let sought = null; // the id of a request that is shown, however many there are
+let shownLive = [];
 const factsOf = new WeakMap(); // the element of a request -> [name, value] pairs, shown while it is open
 
 function showRequests(live) {
+  shownLive = live;
   keep(
     at("requests"),
     live
-      .slice(0, MAX_LIVE)
+      .filter(({ id }, index) => index < MAX_LIVE || id === sought)
       .map((request) => [request.id, () => newRequest(request.id, true), (element) => showLive(element, request)]),
   );
   const num = { live: live.length, ended: past.ended.length };
@@ -18,8 +21,8 @@ function showRequests(live) {
   keep(
     at("ended"),
     past.ended
-      .slice(-MAX_ENDED)
-      .reverse()
+      .toReversed()
+      .filter(({ id }, index) => index < MAX_ENDED || id === sought)
       .map((request) => [
         `${request.id} ${request.end_ms}`,
         () => newRequest(request.id, false),
@@ -29,6 +32,21 @@ function showRequests(live) {
   at("num-ended").textContent =
     `${count(num.ended)}${num.ended > MAX_ENDED ? `, the newest ${MAX_ENDED} of them here` : ""}.`;
 }
+
+/* Opens the details of a request, and goes there. */
+function findRequest(id) {
+  sought = id;
+  showRequests(shownLive);
+  const element = document.querySelector(`.request[data-id=${CSS.escape(id)}]`);
+  if (!element) return;
+  element.firstChild.open = true;
+  element.querySelector("summary").focus();
+  element.scrollIntoView({ block: "nearest" });
+}
+
+/* The ids of the requests whose details are open. */
+const openRequests = () =>
+  new Set([...document.querySelectorAll(".request details[open]")].map((details) => details.parentNode.dataset.id));
 
 /* Makes the children of `place` those of [key, make, update] triples, in their order. */
 function keep(place, wanted) {
@@ -51,8 +69,11 @@ function newRequest(id, isLive) {
     made("summary", {}, made("span", { class: "id" }, id), ...parts),
     made("dl", { class: "facts" }),
   );
-  const element = made("div", { class: "request" }, details, ...(isLive ? [endButton(id)] : []));
-  details.addEventListener("toggle", () => writeFacts(element));
+  const element = made("div", { class: "request", "data-id": id }, details, ...(isLive ? [endButton(id)] : []));
+  details.addEventListener("toggle", () => {
+    writeFacts(element);
+    lanes.draw();
+  });
   return element;
 }
 

@@ -31,6 +31,14 @@ class TimelineSecond(BaseModel):
     """Of gaps that ended in this second."""
 
 
+class ComputedTokens(BaseModel):
+    """What a step computed of one sequence: the positions from `start` to before `end`, draft tokens included."""
+
+    id: str
+    start: int
+    end: int
+
+
 class TimelineStep(BaseModel):
     phase: Literal["prefill", "decode"]
     end_ms: float
@@ -48,6 +56,9 @@ class TimelineStep(BaseModel):
     kv_held_blocks: int
     kv_cached_blocks: int
     kv_free_blocks: int
+    computed: list[ComputedTokens] | None
+    """What it computed of this API key's requests. Null for a step too long ago: of all steps together, the newest
+    10,000 of such entries are kept."""
 
 
 class EndedRequest(BaseModel):

@@ -24,6 +24,7 @@ from engine.core.errors import InvalidParameterError, ModelError, ModelMemoryErr
 from engine.core.machine import Ceilings, ModelSize
 from engine.core.messages import (
     AddRequest,
+    ComputedSpan,
     FindPrefix,
     FirstTokenInfo,
     PrefixFound,
@@ -150,8 +151,9 @@ class FakeEngine:
             os.kill(os.getpid(), signal.SIGSEGV)
         if any(self._stumbles(request) for request in self._requests.values()):
             os.kill(os.getpid(), signal.SIGKILL)
+        computed = [ComputedSpan(name, 0, 3) for name in self._requests]
         updates = [update for request in list(self._requests.values()) for update in self._updates_of(request)]
-        return StepUpdate(time.monotonic(), updates, self._stats())
+        return StepUpdate(time.monotonic(), updates, self._stats(), computed)
 
     def _schedule(self, on_scheduled: Callable[[list[str]], None]) -> None:
         """Schedules new requests, and computes the prompts of those that are long."""

@@ -196,6 +196,15 @@ def test_aborting_the_unknown_is_reported_and_makes_no_other_work() -> None:
     assert engine.step().stats.phase is None and not engine.has_work
 
 
+def test_a_step_tells_what_it_computed_of_each_request() -> None:
+    engine = engine_with(FakeRunner(4))
+    add(engine, "a", max_tokens=2)
+    add(engine, "b", max_tokens=1)
+    steps = [engine.step() for _ in range(3)]
+    told = [[(span.request_id, span.start, span.end) for span in each.computed] for each in steps]
+    assert told == [[("a", 0, 3), ("b", 0, 3)], [("a", 3, 4)], []]
+
+
 def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:
     path, started_s = tmp_path / "trace.jsonl", time.time()
     engine = engine_with(FakeRunner(4), tracer=FileTracer(str(path)))

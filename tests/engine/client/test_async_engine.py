@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,6 +16,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ContextLengthError, EngineUnavailableError, OverloadedError, RequestError
 from engine.core.generation_request import Tenant
 from engine.core.request import FinishReason
+from engine.core.stats import StepShare, StepStats
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (
     COMMAND,
@@ -262,6 +263,28 @@ def test_one_tenants_flood_leaves_places_for_another() -> None:
 
 
 # What is observed
+
+
+def test_steps_are_observed_with_what_they_computed_of_live_requests() -> None:
+    class Watcher(Recorder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shares: list[Sequence[StepShare]] = []
+
+        def on_step(self, stats: StepStats, shares: Sequence[StepShare] = ()) -> None:
+            self.shares.append(shares)
+
+    async def check() -> None:
+        watcher = Watcher()
+        async with running(observer=watcher) as engine:
+            await collect(engine, grouped(fake.PLAIN, "tenant", "mine", max_tokens=3))
+            ended = len(watcher.shares)
+            async with aclosing(engine.generate(grouped(fake.SLOW))) as stream:
+                await anext(stream)
+            await eventually(lambda: watcher.shares[-1] == [])  # the engine may not know yet that it has ended
+        assert watcher.shares[:ended] == [[StepShare("tenant", "mine", 0, 3)]] * 3
+
+    asyncio.run(check())
 
 
 def test_every_request_is_observed_to_end_once() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.client.async_engine import AsyncEngine
-from engine.core.stats import StepStats
+from engine.core.stats import StepShare, StepStats
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import Recorder, children, collect, eventually, request, tokens_of
 
@@ -23,7 +23,7 @@ class Watcher(Recorder):
     def on_restart(self) -> None:
         self.num_restarts += 1
 
-    def on_step(self, stats: StepStats) -> None:
+    def on_step(self, stats: StepStats, shares: Sequence[StepShare] = ()) -> None:
         self.stats = stats
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.batch import Phase
-from server.metrics.timeline import NUM_REQUESTS, NUM_SECONDS, NUM_STEPS, Timeline
+from engine.core.stats import StepShare
+from server.metrics.timeline import NUM_REQUESTS, NUM_SECONDS, NUM_SHARES, NUM_STEPS, Timeline
 from server.protocol.timeline import TimelineBody
 from tests.server.live_server import LiveServer, live_server
 from tests.server.metrics.steps import step
@@ -79,11 +80,32 @@ def test_a_step_is_told_as_it_was() -> None:
     assert told == {
         "phase": "decode", "end_ms": 2500, "duration_ms": 200, "model_ms": 150, "floor_ms": 40, "bound": "memory",
         "requests": 2, "tokens": 8, "generated_tokens": 8,
-        "kv_held_blocks": 4, "kv_cached_blocks": 0, "kv_free_blocks": 6,
+        "kv_held_blocks": 4, "kv_cached_blocks": 0, "kv_free_blocks": 6, "computed": [],
     }  # fmt: skip
     (second,) = timeline.since(0, "")["seconds"]
     assert (second["start_ms"], second["kv_held_ratio"], second["decode_tokens"]) == (2000, 0.4, 8)
     assert (second["running"], second["waiting"], second["ttft_ms"]) == (2, 1, None)
+
+
+def test_a_step_tells_what_it_computed_of_the_keys_own_requests() -> None:
+    timeline, _ = timeline_at(10.0)
+    shares = [StepShare("mine", "a", 0, 7), StepShare("theirs", "b", 3, 4), StepShare("mine", "c", 9, 10)]
+    timeline.add_step(step(Phase.PREFILL, 1.0, 0.1), shares)
+    (told,) = timeline.since(0, "mine")["steps"]
+    assert told["computed"] == [{"id": "a", "start": 0, "end": 7}, {"id": "c", "start": 9, "end": 10}]
+    assert timeline.since(0, "nobody")["steps"][0]["computed"] == []
+
+
+@given(st.lists(st.sampled_from([0, 1, NUM_SHARES // 4, NUM_SHARES // 2, NUM_SHARES]), max_size=12))
+def test_what_steps_computed_is_kept_of_the_newest(nums: list[int]) -> None:
+    timeline, _ = timeline_at(10.0)
+    for num in nums:
+        timeline.add_step(step(Phase.DECODE, 1.0, 0.1), [StepShare("", "a", 0, 1)] * num)
+    told = [each["computed"] for each in timeline.since(0, "")["steps"]]
+    kept = [sum(nums[index:]) <= NUM_SHARES for index in range(len(nums))]
+    assert [None if each is None else len(each) for each in told] == [
+        num if is_kept else None for num, is_kept in zip(nums, kept, strict=True)
+    ]
 
 
 def test_latencies_of_a_second_are_mean_and_maximum() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.core.batch import Phase
+from engine.core.stats import StepShare
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, in_thread, live_server, wait_until
 from tests.server.metrics.steps import step
@@ -88,24 +89,43 @@ def test_the_chart_tells_its_values_to_the_keyboard(server: LiveServer, open_pag
     assert "s ago" in page.locator("#rates .legend").inner_text()
 
 
-def test_steps_are_drawn_with_who_ran_in_them(server: LiveServer, open_page: Callable[..., Any]) -> None:
+def test_steps_tell_who_ran_in_them(server: LiveServer, open_page: Callable[..., Any]) -> None:
     server.engine.hold_at = 2
     client = in_thread(lambda: server.complete("Hi", headers={"X-Request-Id": "me"}))
     server.wait_until(lambda: server.engine.num_holding == 1)
     page = open_page(server.url)
     page.locator("#requests .request").wait_for()
-    server.call(lambda: server.context.metrics.on_step(step(Phase.PREFILL, time.monotonic(), 0.05, num_tokens=99)))
-    server.call(lambda: server.context.metrics.on_step(step(Phase.DECODE, time.monotonic(), 0.02, held=5)))
+    shares = [StepShare("", "me", 3, 90), StepShare("theirs", "them", 0, 12)]
+    prefill = step(Phase.PREFILL, time.monotonic(), 0.05, num_tokens=99)
+    server.call(lambda: server.context.metrics.on_step(prefill, shares))
+    decode = step(Phase.DECODE, time.monotonic(), 0.02, held=5)
+    server.call(lambda: server.context.metrics.on_step(decode, [StepShare("theirs", "them", 12, 13)]))
     legend = page.locator("#lanes .legend")
     wait_until(lambda: "decode step of 8 tokens, 2 requests, 20.0 ms" in legend.inner_text())
     text = legend.inner_text()
     assert "50 % of the KV cache held, 27 % of what the machine could do, bound by memory" in text
-    assert "in this phase: me" in text
+    assert "ran: " not in text
+    timeline = page.locator("#lanes svg")
+    timeline.focus()
     page.check("#hold")
-    page.locator("#lanes svg").focus()
+    timeline.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    assert "prefill step of 99 tokens" in legend.inner_text()
+    assert "prefill step of 99 tokens" in legend.inner_text() and "ran: me" in legend.inner_text()
+    page.keyboard.press("Enter")
+    table = page.locator("#ran table")
+    assert "1 sequence of other API keys" in table.inner_text() and "them" not in table.inner_text()
+    assert table.locator("tbody tr").all_inner_texts() == ["me\t87 tokens\t3 to 89\t0"]
+    page.wait_for_timeout(1200)
+    for _ in range(2):  # to the table, and to the name in it
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    wait_until(lambda: page.locator("#requests details[open]").count() == 1)
+    assert page.evaluate("document.activeElement.textContent").startswith("me")
+    wait_until(lambda: "faint: steps without me" in legend.inner_text())
+    assert [page.locator(f"#lanes .ink-{name}.faint").get_attribute("d") for name in ("prefill", "decode")] != []
+    page.uncheck("#hold")
+    assert page.is_hidden("#ran")
     server.call(lambda: setattr(server.engine, "hold_at", None))
     client.join(20)
 
