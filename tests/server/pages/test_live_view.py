@@ -115,7 +115,7 @@ def test_steps_tell_who_ran_in_them(server: LiveServer, open_page: Callable[...,
     page.keyboard.press("Enter")
     table = page.locator("#ran table")
     assert "1 sequence of other API keys" in table.inner_text() and "them" not in table.inner_text()
-    assert table.locator("tbody tr").all_inner_texts() == ["me\t87 tokens\t3 to 89\t0"]
+    assert table.locator("tbody tr").all_inner_texts() == ["me\t87 tokens\t3 to 89\t1"]
     page.wait_for_timeout(1200)
     for _ in range(2):  # to the table, and to the name in it
         page.keyboard.press("Tab")
