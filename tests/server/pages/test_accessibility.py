@@ -1,12 +1,16 @@
 """Both views at the widths of telephones, tablets and desktops, light and dark: for every reader, on every screen."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from engine.core.batch import Phase
+from engine.core.stats import StepShare
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer, in_thread, wait_until
+from tests.server.metrics.steps import step
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +34,11 @@ def test_the_live_view(
     server.engine.hold_at = 3
     client = in_thread(lambda: server.complete("Hi", headers={"X-Request-Id": "x" * 128}))
     page = open_page(server.url, *screen)
+    prefill, share = step(Phase.PREFILL, time.monotonic(), 0.5, num_tokens=99), StepShare("", "x" * 128, 0, 90)
+    server.call(lambda: server.context.metrics.on_step(prefill, [share]))
+    wait_until(lambda: "prefill step" in page.locator("#lanes .legend").inner_text())
+    page.locator("#lanes svg").click(position={"x": screen[0] - 100, "y": 20})
+    page.locator("#ran button").wait_for()
     for place in ("#requests", "#ended"):
         page.locator(f"{place} .id").first.click()
         page.wait_for_selector(f"{place} .facts dd")
