@@ -11,6 +11,7 @@ from engine.core.block_records import BlockRecords
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker
 from engine.core.draft import Drafter
+from engine.core.machine import Ceilings
 from engine.core.request import Request
 from engine.core.stored_blocks import StoredBlocks
 from engine.engine import Engine, Runner
@@ -61,7 +62,7 @@ def load_engine(config: EngineConfig, marker: Marker | None = None, kv_memory_fd
     from engine.kv_store.block_records import open_records
     from engine.kv_store.fingerprint import kv_fingerprint
     from engine.kv_store.opening import open_store
-    from engine.ranks.leading import load_on_ranks
+    from engine.ranks.leading import load_on_ranks, measurement_of
 
     runner, info, end_ranks = load_on_ranks(config, kv_memory_fd)
     tracer = open_tracer(config.trace)
@@ -82,6 +83,7 @@ def load_engine(config: EngineConfig, marker: Marker | None = None, kv_memory_fd
         records=records,
         adapters=runner.adapters,
         on_close=end_ranks,
+        measure=measurement_of(info, config.tensor_parallel_size),
     )
 
 
@@ -99,9 +101,10 @@ def assemble(
     records: BlockRecords | None = None,
     on_close: Callable[[], None] = lambda: None,
     adapters: Adapters | None = None,
+    measure: Callable[[], Ceilings] | None = None,
 ) -> Engine:
     """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
-    request's text; `on_close` ends what the runner needs."""
+    request's text; `on_close` ends what the runner needs; `measure` measures the machine's peaks again."""
     config = _for_states(config, info)
     costs = StepCosts(info.size.experts_read)
     return Engine(
@@ -109,7 +112,7 @@ def assemble(
         _scheduler(config, info, costs, _kv_allocator(config, info, costs, store, records)),
         runner,
         NoGrammars() if grammars is None else grammars,
-        StepAccounting(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer()),
+        StepAccounting(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer(), measure),
         store=store or NullKVStore(),
         adapters=adapters or NoAdapters(),
         new_drafter=_drafter_of(new_drafter) if config.num_speculative_tokens else None,

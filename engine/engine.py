@@ -212,6 +212,10 @@ class Engine:
         stats = self._accounting.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
         return StepUpdate(ended_s, updates, stats, _computed(result.batch))
 
+    def rest(self) -> None:
+        """To be called once a second while there is nothing to do."""
+        self._accounting.rest()
+
     def close(self) -> None:
         """Closes the trace and the KV store, and ends the compilation of grammars and other ranks of the model."""
         self._accounting.close()

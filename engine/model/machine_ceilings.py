@@ -4,19 +4,23 @@ import functools
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 from torch import Tensor
 
 from engine.core.machine import Ceilings
+from engine.host.available_memory import available_bytes
 from engine.host.cpu_caches import largest_cache_bytes
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels.cpu_features import has_native_bf16
 from engine.weights.packing_policy import packing_for
 
-__all__ = ["matmul_dtype", "measure_ceilings"]
+__all__ = ["matmul_dtype", "measure_again", "measure_ceilings"]
 
 _MIN_READ_BYTES = 1 << 16
 _MAX_READ_BYTES = 1 << 30  # more than caches hold
+_MIN_AGAIN_BYTES, _NUM_CACHES = 1 << 26, 8  # read beside a loaded model: so many times what the largest cache holds
+_MEMORY_SHARE = 0.1  # of what is available, which that may take at most
 _MIN_MATRIX_SIZE = 256
 _MAX_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
 _RUN_S = 0.005  # a matmul that takes so long is large enough
@@ -45,6 +49,20 @@ def measure_ceilings(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the KV cache takes what is free
     return ceilings
+
+
+def measure_again(before: Ceilings, dtype: torch.dtype, weight_bytes: int) -> Ceilings:
+    """Measures the same as `before` on the CPU, beside a loaded model: with less memory, and none if it is short."""
+    cpu = torch.device("cpu")
+    own, name = str(dtype).removeprefix("torch."), before.dtype
+    if name in (own, "float32"):
+        flops_per_s = _flops_per_s(cpu, functools.partial(_plain_matmul, cpu, getattr(torch, name)))
+    else:
+        flops_per_s = _flops_per_s(cpu, functools.partial(_quantized_matmul, dtype, name))
+    num_bytes = min(_read_bytes(weight_bytes), max(_MIN_AGAIN_BYTES, _NUM_CACHES * largest_cache_bytes()))
+    if num_bytes > _MEMORY_SHARE * available_bytes(cpu):
+        return msgspec.structs.replace(before, flops_per_s=flops_per_s)
+    return msgspec.structs.replace(before, flops_per_s=flops_per_s, read_bytes_per_s=_read_bytes_per_s(cpu, num_bytes))
 
 
 def matmul_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:

@@ -99,6 +99,8 @@ class SteppingEngine(Protocol):
 
     def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate: ...
 
+    def rest(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -183,10 +185,13 @@ def _serve(engine: SteppingEngine, link: Link, marker: Marker) -> None:
         link.send(RequestsScheduled(request_ids))
 
     while True:
-        for message in link.receive(0.0 if engine.has_work else HEARTBEAT_S):
+        messages = link.receive(0.0 if engine.has_work else HEARTBEAT_S)
+        for message in messages:
             if isinstance(message, Shutdown):
                 return
             _handle(message, engine, link, marker)
+        if not messages and not engine.has_work:
+            engine.rest()
         link.send(engine.step(report_scheduled) if engine.has_work else Heartbeat(time.monotonic()))
 
 

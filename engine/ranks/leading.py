@@ -1,13 +1,18 @@
 """Loads a model on as many ranks as the settings ask for, of which this process is the first."""
 
 from collections.abc import Callable
+from functools import partial
+
+import torch
 
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.machine import Ceilings
+from engine.model.machine_ceilings import measure_again
 from engine.model.setup import load_model_runner
 from engine.ranks.processes import RankProcesses
 from engine.runner.model_runner import ModelRunner
 
-__all__ = ["load_on_ranks"]
+__all__ = ["load_on_ranks", "measurement_of"]
 
 
 def load_on_ranks(
@@ -24,3 +29,11 @@ def load_on_ranks(
     except Exception as error:
         ranks.close()
         raise ranks.reason_of(error) from error
+
+
+def measurement_of(info: EngineInfo, num_ranks: int) -> Callable[[], Ceilings]:
+    """Returns what measures the machine's peaks again, beside the loaded model. On a GPU, which runs nothing else, and
+    where other ranks would have to measure at the same time, they stay as they are."""
+    if info.device != "cpu" or num_ranks > 1:
+        return lambda: info.ceilings
+    return partial(measure_again, info.ceilings, getattr(torch, info.dtype), info.weight_bytes)

@@ -165,6 +165,9 @@ class FakeEngine:
         if any(self._requests[name].asked.prompt_token_ids[-1] == LONG for name in new):
             time.sleep(0.5)
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -6,7 +6,7 @@ Patterson 2009). The rest of its time is what could be saved. Requests that shar
 own: CPU or GPU caches may serve them faster.
 
 A peak that was measured while other programs were busy is too low, and a step that beats it shows that: then it is
-raised to what that step certainly did.
+raised to what that step certainly did, or to what is measured again while the engine rests.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,15 +50,19 @@ class Roofline:
 
     @property
     def ceilings(self) -> Ceilings:
-        """The peaks: as they were measured, or as steps showed them to be."""
+        """The peaks: the highest that were measured, or that steps showed them to be."""
         return self._ceilings
 
     def observe(self, batch: Batch, model_s: float) -> None:
         """Raises the peaks where the batch's step, without drafting, took less time than they allow."""
         spans, scored = _spans_of(batch)
         work = self._work_of(spans, scored)
-        read = max(self._ceilings.read_bytes_per_s, work.certain_bytes / model_s)
-        flops = max(self._ceilings.flops_per_s, work.flops / model_s)
+        self.raise_to(Ceilings(work.certain_bytes / model_s, work.flops / model_s))
+
+    def raise_to(self, measured: Ceilings) -> None:
+        """Raises the peaks to those that another measurement found."""
+        read = max(self._ceilings.read_bytes_per_s, measured.read_bytes_per_s)
+        flops = max(self._ceilings.flops_per_s, measured.flops_per_s)
         self._ceilings = msgspec.structs.replace(self._ceilings, read_bytes_per_s=read, flops_per_s=flops)
         if self._drafting is not None:
             self._drafting._ceilings = self._ceilings

@@ -1,13 +1,17 @@
 """What steps were expected to take, what they took, and what they would take at best: for stats, trace and policy."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.core.batch import Batch
-from engine.core.machine import StepFloor
+from engine.core.machine import Ceilings, StepFloor
 from engine.core.stats import KVStoreStats, SchedulerStats, StepStats
 from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.cost.step_trace import Tracer
+
+_RESTS = (10, 100, 1000)
+"""After so many seconds of rest the machine's peaks are measured again, for half a second each time."""
 
 
 class StepTimes(NamedTuple):
@@ -33,11 +37,15 @@ class StepCounts(NamedTuple):
 class StepAccounting:
     """Learns from each step what steps cost, and reports it; has no clock of its own."""
 
-    def __init__(self, costs: StepCosts, roofline: Roofline, tracer: Tracer) -> None:
-        """`costs` are those that the scheduling policy plans with."""
+    def __init__(
+        self, costs: StepCosts, roofline: Roofline, tracer: Tracer, measure: Callable[[], Ceilings] | None = None
+    ) -> None:
+        """`costs` are those that the scheduling policy plans with; `measure` measures the machine's peaks again."""
         self._costs = costs
         self._roofline = roofline
         self._tracer = tracer
+        self._measure = measure or (lambda: roofline.ceilings)
+        self._num_rests = 0
 
     def predict(self, batch: Batch) -> float | None:
         """Returns the expected `model_s` of the batch's step; None before the first step of its phase."""
@@ -87,6 +95,12 @@ class StepAccounting:
         self._roofline.observe(batch, times.model_s)
         floor = self._roofline.floor_of(batch)
         return floor._replace(seconds=min(floor.seconds, times.model_s + times.drafting_s))
+
+    def rest(self) -> None:
+        """Measures the machine's peaks again after a while without work: the machine may be quieter than it was."""
+        self._num_rests += 1
+        if self._num_rests in _RESTS:
+            self._roofline.raise_to(self._measure())
 
     def close(self) -> None:
         """Closes the trace."""

@@ -2,13 +2,15 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from engine.core.machine import Ceilings
 from engine.model import machine_ceilings
-from engine.model.machine_ceilings import measure_ceilings
+from engine.model.machine_ceilings import measure_again, measure_ceilings
 
 CPU = torch.device("cpu")
 
@@ -44,6 +46,30 @@ def test_ceilings_are_work_over_time(run_s: float, matrix_size: int, monkeypatch
     assert measured.flops_per_s == pytest.approx(2 * 256**3 / run_s)
     assert max(sizes) == matrix_size
     assert set(sums) == {(1 << 20) / torch.float32.itemsize}  # of ones: all of them are read, each time
+
+
+@pytest.mark.parametrize(("available", "num_read", "read_speed"), [(10 << 30, 512 << 20, 7.0), (4 << 30, None, 1.0)])
+@pytest.mark.parametrize(("name", "is_quantized"), [("bfloat16", False), ("float32", False), ("int8", True)])
+def test_beside_a_model_the_same_is_measured_with_less_memory_or_none(
+    monkeypatch: pytest.MonkeyPatch,
+    available: int,
+    num_read: int | None,
+    read_speed: float,
+    name: str,
+    is_quantized: bool,
+) -> None:
+    read: list[int] = []
+    products: list[Any] = []
+    monkeypatch.setattr(machine_ceilings, "largest_cache_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(machine_ceilings, "available_bytes", lambda _: available)
+    monkeypatch.setattr(machine_ceilings, "_read_bytes_per_s", lambda _, num: read.append(num) or 7.0)
+    monkeypatch.setattr(machine_ceilings, "_flops_per_s", lambda _, matmul_of: products.append(matmul_of) or 8.0)
+    found = measure_again(Ceilings(1.0, 2.0, name), torch.bfloat16, 1 << 31)
+    assert found == Ceilings(read_speed, 8.0, name)
+    assert read == ([] if num_read is None else [num_read])
+    (product,) = products
+    assert product.func is (machine_ceilings._quantized_matmul if is_quantized else machine_ceilings._plain_matmul)
+    assert product.args[-1] == (name if is_quantized else getattr(torch, name))
 
 
 def test_a_model_reads_as_much_as_it_has() -> None:

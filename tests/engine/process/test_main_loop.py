@@ -110,6 +110,21 @@ def test_the_loop_waits_only_when_idle_and_then_sends_heartbeats() -> None:
     assert isinstance(link.sent[1], Heartbeat) and link.sent[1].time_s > 0
 
 
+def test_an_engine_rests_where_there_was_nothing_for_a_second() -> None:
+    rests = []
+
+    class Resting(fake.FakeEngine):
+        def rest(self) -> None:
+            rests.append(len(link.waits))
+
+    def load(config: EngineConfig, marker: Marker, _: int) -> Resting:
+        return Resting(config, marker)
+
+    link = ScriptedLink([START], [], [add("a")], [], [Inspect([])], [], [Shutdown()])
+    run(link, load)
+    assert rests == [2, 6]
+
+
 def test_a_query_is_answered_before_the_next_step() -> None:
     link = ScriptedLink([START], [add("a", max_tokens=9)], [Inspect(["a"])], [Shutdown()])
     run(link, fake.load)
