@@ -1,5 +1,5 @@
-/* The timeline of steps: a lane for those of each phase, one for the KV blocks in use, and one for each request. A click
-   or Enter pins a step: then the timeline is held, and a table has the requests that ran in it. */
+/* The timeline of steps: a lane for those of each phase, one for the KV blocks in use, and one for each request. A
+   click or Enter pins a step: then the timeline is held, and a table has the requests that ran in it. */
 
 const LANE = 26,
   REQUEST = 13,
@@ -9,7 +9,8 @@ const PHASES = ["queue", "prefill", "decode"];
 
 class Lanes extends Plot {
   constructor(host, span_s) {
-    super(host, "Timeline of steps", span_s, { left: 76, right: 8, top: 4, bottom: 20 }, ", Enter lists the requests of a step");
+    const margin = { left: 76, right: 8, top: 4, bottom: 20 };
+    super(host, "Timeline of steps", span_s, margin, ", Enter lists the requests of a step");
     Object.assign(this, { steps: [], requests: [], known: new Map(), now_ms: 0, isPinned: false });
     this.svg.addEventListener("click", (event) => this.onClick(event));
   }
@@ -139,7 +140,7 @@ class Lanes extends Plot {
         `${many(step.tokens, "token")}, ${many(step.requests, "request")}, ${ms(step.duration_ms)}`,
       ),
       made("li", {}, `${percent(heldRatio(step))} of the KV cache held${ceiling}`),
-      ...(ran.length ? [made("li", { class: "ids" }, `ran: ${namesOf(ran)}`)] : []),
+      ...(ran.length && !this.isPinned ? [made("li", { class: "ids" }, `ran: ${namesOf(ran)}`)] : []),
       made("li", {}, ago(this.age(step.end_ms))),
       ...(open.size ? [made("li", {}, `faint: steps without ${namesOf([...open].map((id) => ({ id })))}`)] : []),
     ];
@@ -153,7 +154,8 @@ class Lanes extends Plot {
     this.shown = step;
     if (!step) return;
     const rows = tokensOf(step).map((each) => this.ranRow(step, each));
-    const head = ["request", "computed", "positions", "cached"].map((name) => made("th", { scope: "col" }, name));
+    const names = ["request", "computed", "positions", ...(step.phase === "prefill" ? ["cached"] : [])];
+    const head = names.map((name) => made("th", { scope: "col" }, name));
     at("ran")
       .querySelector("table")
       .replaceChildren(
@@ -167,9 +169,8 @@ class Lanes extends Plot {
     const request = this.known.get(id);
     const button = made("button", { class: "small id", type: "button" }, id);
     button.addEventListener("click", () => findRequest(id));
-    const cached = step.phase === "prefill" ? count(request?.cached) : NONE;
-    const positions = end - start === num ? `${count(start)} to ${count(end - 1)}` : NONE;
-    const cells = [many(num, "token"), positions, cached];
+    const positions = num === 1 ? count(start) : end - start === num ? `${count(start)} to ${count(end - 1)}` : NONE;
+    const cells = [many(num, "token"), positions, ...(step.phase === "prefill" ? [count(request?.cached)] : [])];
     const name = made("th", { scope: "row" }, request ? button : id);
     return made("tr", {}, name, ...cells.map((cell) => made("td", {}, cell)));
   }

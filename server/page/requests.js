@@ -16,7 +16,7 @@ function showRequests(live) {
   );
   const num = { live: live.length, ended: past.ended.length };
   at("num-live").textContent = num.live
-    ? `${num.live} run or wait${num.live > MAX_LIVE ? `, the oldest ${MAX_LIVE} of them here` : ""}.`
+    ? `${num.live} ${num.live === 1 ? "runs or waits" : "run or wait"}${num.live > MAX_LIVE ? `, the oldest ${MAX_LIVE} of them here` : ""}.`
     : "None runs or waits.";
   keep(
     at("ended"),
