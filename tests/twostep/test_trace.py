@@ -67,6 +67,21 @@ def test_steps_and_requests_have_lanes(capsys: pytest.CaptureFixture[str], trace
     ]
 
 
+def test_lanes_have_numbers_of_their_own(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    """Perfetto takes a lane's name for the newest lane of its number, whatever its group."""
+    names = names_of(timeline(capsys, trace))
+    groups, lanes = {pid for pid, _ in names}, [tid for _, tid in names if tid is not None]
+    assert len(lanes) == 4 == len({*lanes} - groups)
+
+
+def test_slices_of_a_lane_do_not_overlap_and_are_in_order(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    ends: dict[int, float] = {}
+    for each in timeline(capsys, trace):
+        if each["ph"] == "X":
+            assert each["ts"] >= ends.get(each["tid"], 0.0)
+            ends[each["tid"]] = each["ts"] + each["dur"]
+
+
 def test_times_are_unix_times_by_the_clock_that_does_not_jump(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     first = json.loads(trace.read_text().splitlines()[0])
     prefill, decode = (each for each in timeline(capsys, trace) if each["ph"] == "X" and each["pid"] == 1)

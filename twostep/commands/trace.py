@@ -21,8 +21,11 @@ Turn a file that `twostep serve --trace FILE` wrote into a timeline, on standard
 chrome://tracing: lanes of prefill and decode steps and of each request, and counters of requests and KV blocks."""
 _EXAMPLES = """\
   twostep trace steps.jsonl > steps.json"""
-_STEPS, _REQUESTS = 1, 2  # the groups of lanes, which are processes there
-_LANES = {"prefill": 1, "decode": 2}
+# Groups of lanes are processes there, and lanes threads, which Perfetto names by their own numbers alone. One with the
+# number of its group would be the main thread.
+_STEPS, _REQUESTS = 1, 2
+_LANES = {"prefill": 3, "decode": 4}
+_FIRST_LANE = 5  # of requests
 _TOLD = ("num_requests", "num_tokens", "num_generated", "model_s", "drafting_s", "predicted_s", "floor_s", "bound")
 _CLOCK_JUMP_S = 1.0
 
@@ -90,7 +93,7 @@ def events_of(steps: Iterable[TracedStep]) -> Iterator[Event]:
         yield {"ph": "X", "pid": _STEPS, "tid": _LANES[step.phase], "name": step.phase.value, **time, "args": args}
         for request_id, start, end, samples in step.requests:
             if request_id not in lanes:
-                lanes[request_id] = len(lanes) + 1
+                lanes[request_id] = len(lanes) + _FIRST_LANE
                 yield _name(_REQUESTS, request_id, lanes[request_id])
             args = {"start": start, "end": end, "samples": samples}
             lane = {"pid": _REQUESTS, "tid": lanes[request_id]}
