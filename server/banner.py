@@ -125,6 +125,8 @@ def _drafts(settings: Settings, info: EngineInfo) -> str:
 def _machine(info: EngineInfo) -> str:
     """Returns the measured peaks, and the decode steps per second that they allow one stream, which reads all weights
     in each step."""
+    if info.ceilings.is_in_doubt:
+        return "was busy when it was measured: what steps take at best is not known until the engine rests"
     ceilings, floor = info.ceilings, Roofline(info.size, info.ceilings).floor_of_first_token()
     return (
         f"reads {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s from {ceilings.read_from}, "

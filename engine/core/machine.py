@@ -8,7 +8,8 @@ import msgspec
 
 
 class Ceilings(msgspec.Struct, frozen=True):
-    """The machine's peaks of memory bandwidth and compute, measured with all threads when the model was loaded."""
+    """The machine's peaks of memory bandwidth and compute, measured with all threads when the model was loaded, and
+    again when the engine rested."""
 
     read_bytes_per_s: float
     flops_per_s: float
@@ -17,6 +18,8 @@ class Ceilings(msgspec.Struct, frozen=True):
     """Type of that GEMM: the model's, float32 on a CPU that does not multiply bfloat16, or the quantization."""
     reads_cache: bool = False
     """Whether as many bytes as the model has fit into the CPU's largest cache, so that this is what was read."""
+    is_in_doubt: bool = False
+    """Whether they were measured while the machine was busy with something else, so that they may be far too low."""
 
     @property
     def read_from(self) -> str:

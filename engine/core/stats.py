@@ -72,7 +72,7 @@ class StepStats(msgspec.Struct, frozen=True):
     bound: Bound | None = None
     """Whether floor_s is limited by compute or by memory bandwidth."""
     ceilings: Ceilings | None = None
-    """The machine's peaks as they are known by now, which steps that beat them raise. None if no engine runs."""
+    """The machine's peaks as they are known by now: what was measured, or steps showed. None if no engine runs."""
     end_s: float = 0.0
     """When the step ended."""
     num_drafts: int = 0
@@ -103,6 +103,11 @@ class StepStats(msgspec.Struct, frozen=True):
     """Bytes written to the KV store; a total."""
     store_damaged_files: int = 0
     """Files of the KV store that did not hold what they should; a total."""
+
+    @property
+    def certain_floor_s(self) -> float | None:
+        """`floor_s`; None while the peaks are in doubt."""
+        return None if self.ceilings is not None and self.ceilings.is_in_doubt else self.floor_s
 
 
 class StepShare(NamedTuple):

@@ -25,6 +25,7 @@ _MIN_MATRIX_SIZE = 256
 _MAX_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
 _RUN_S = 0.005  # a matmul that takes so long is large enough
 _BUDGET_S = 0.1  # of each measurement, after a first run
+_DOUBTFUL_RATIO = 1.5  # of two measurements of the same
 
 Matmul = Callable[[], Tensor]
 
@@ -36,8 +37,10 @@ def measure_ceilings(
 
     Reads as many bytes as a step reads, so that the ceiling of small models, whose weights stay in the CPU's caches, is
     the bandwidth of these. Multiplies by torch, and with a `quantization`, on the CPU, by the kernels, too: the faster
-    one counts.
+    one counts. Reads before and after that: where these two differ much, something else was busy.
     """
+    read = _reading(device, weight_bytes)
+    read_speeds = [_read_speed(read, device)]
     plain = matmul_dtype(device, dtype)
     plain_speed = _flops_per_s(device, functools.partial(_plain_matmul, device, plain))
     speeds = {str(plain).removeprefix("torch."): plain_speed}
@@ -45,7 +48,10 @@ def measure_ceilings(
         speeds[quantization] = _flops_per_s(device, functools.partial(_quantized_matmul, dtype, quantization))
     fastest = max(speeds, key=lambda name: speeds[name])
     reads_cache = device.type == "cpu" and weight_bytes <= largest_cache_bytes()
-    ceilings = Ceilings(_read_bytes_per_s(device, weight_bytes), speeds[fastest], fastest, reads_cache)
+    read_speeds.append(_read_speed(read, device))
+    is_in_doubt = max(read_speeds) > _DOUBTFUL_RATIO * min(read_speeds)
+    ceilings = Ceilings(max(read_speeds), speeds[fastest], fastest, reads_cache, is_in_doubt)
+    del read
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the KV cache takes what is free
     return ceilings
@@ -62,7 +68,10 @@ def measure_again(before: Ceilings, dtype: torch.dtype, weight_bytes: int) -> Ce
     num_bytes = min(_read_bytes(weight_bytes), max(_MIN_AGAIN_BYTES, _NUM_CACHES * largest_cache_bytes()))
     if num_bytes > _MEMORY_SHARE * available_bytes(cpu):
         return msgspec.structs.replace(before, flops_per_s=flops_per_s)
-    return msgspec.structs.replace(before, flops_per_s=flops_per_s, read_bytes_per_s=_read_bytes_per_s(cpu, num_bytes))
+    read_bytes_per_s = _read_speed(_reading(cpu, num_bytes), cpu)
+    return msgspec.structs.replace(
+        before, flops_per_s=flops_per_s, read_bytes_per_s=read_bytes_per_s, is_in_doubt=False
+    )
 
 
 def matmul_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
@@ -73,10 +82,15 @@ def matmul_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and not has_native_bf16() else dtype
 
 
-def _read_bytes_per_s(device: torch.device, weight_bytes: int) -> float:
+def _reading(device: torch.device, weight_bytes: int) -> Tensor:
+    """Returns memory to read, as large as the weights, if these are not much larger than caches."""
     num_elements = _read_bytes(weight_bytes) // torch.float32.itemsize
-    buffer = empty_in_huge_pages((num_elements,), torch.float32, device).fill_(1)  # packed weights use such pages, too
-    return buffer.nbytes / _best_seconds(buffer.sum, device, _BUDGET_S)
+    return empty_in_huge_pages((num_elements,), torch.float32, device).fill_(1)  # packed weights use such pages, too
+
+
+def _read_speed(memory: Tensor, device: torch.device) -> float:
+    """Measures bytes per second."""
+    return memory.nbytes / _best_seconds(memory.sum, device, _BUDGET_S / 2)
 
 
 def _read_bytes(weight_bytes: int) -> int:

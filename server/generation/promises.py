@@ -12,10 +12,12 @@ from server.core.promises import ITL_HEADER, NO_PROMISES, TTFT_HEADER, Promises
 
 def promises_of(headers: Headers, info: EngineInfo, tokens_per_step: int) -> Promises:
     """Returns the promises of the headers. A step yields at most `tokens_per_step` tokens of a request. Raises
-    BadRequestError for what is no time, and for one that is shorter than this machine ever takes."""
+    BadRequestError for what is no time, and for one that is shorter than this machine ever takes, if that is known."""
     if TTFT_HEADER not in headers and ITL_HEADER not in headers:
         return NO_PROMISES
     floor_s = Roofline(info.size, info.ceilings).floor_of_first_token().seconds
+    if info.ceilings.is_in_doubt:
+        floor_s = 0.0
     return Promises(
         ttft_s=_seconds(headers, TTFT_HEADER, floor_s),
         itl_s=_seconds(headers, ITL_HEADER, floor_s / tokens_per_step),

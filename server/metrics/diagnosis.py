@@ -133,7 +133,7 @@ def _evidence(times: _Times, stats: Stats, load: Load) -> Iterator[str]:
         if steps is not None:
             yield (
                 f"{phase} steps: {_count(steps.tokens)} tokens in {_ms(steps.mean_ms)}, bound by {steps.bound}, at "
-                f"{steps.of_ceiling:.0%} of what the machine could do."
+                f"{_share(steps.of_ceiling)} of what the machine could do."
             )
     yield (
         f"Now {load.running} of at most {load.max_num_seqs} run, {load.waiting} wait, and {load.kv_held_ratio:.0%} of "
@@ -167,7 +167,7 @@ def _advice_on_prefill(stats: Stats, load: Load) -> Iterator[str]:
 def _advice_on_decode(steps: RecentSteps | None, load: Load) -> Iterator[str]:
     if steps is None:
         return
-    if steps.of_ceiling < NEAR:
+    if steps.of_ceiling is not None and steps.of_ceiling < NEAR:
         yield "Steps are far from what the machine could do: `twostep doctor` looks for what takes the time."
     elif steps.bound == "memory" and not load.is_quantized:
         yield "Each step reads all weights: fewer bits (--quantization int8 or int4) read faster."
@@ -175,6 +175,10 @@ def _advice_on_decode(steps: RecentSteps | None, load: Load) -> Iterator[str]:
         yield "Each step reads all weights: draft tokens (--draft-model) bring several tokens a step."
     else:
         yield f"{_count(steps.tokens)} tokens share a step: fewer at once (--max-num-seqs) are faster each."
+
+
+def _share(value: float | None) -> str:
+    return "an unknown share" if value is None else f"{value:.0%}"
 
 
 def _ms(value: float) -> str:

@@ -173,8 +173,8 @@ class Metrics:
         num_computed = stats.num_tokens if stats.phase is Phase.PREFILL else 0
         self._iteration_tokens.observe(num_computed + stats.num_generated)
         self._drafting.inc(stats.drafting_s)
-        if stats.floor_s and stats.bound:
-            self._step_floor[stats.phase, stats.bound].inc(stats.floor_s)
+        if stats.certain_floor_s and stats.bound:
+            self._step_floor[stats.phase, stats.bound].inc(stats.certain_floor_s)
         if stats.predicted_s and stats.model_s:
             self._step_prediction[stats.phase].observe(stats.model_s / stats.predicted_s)
 

@@ -29,6 +29,8 @@ class _Step(NamedTuple):
     model_s: float
     floor_s: float
     bound: Bound | None
+    is_certain: bool
+    """Whether the machine's peaks, and so the floor, are not in doubt."""
 
 
 class RecentStats:
@@ -60,7 +62,10 @@ class RecentStats:
         if stats.phase is not None and stats.floor_s is not None:
             model_s = stats.model_s + stats.drafting_s
             self._steps[stats.phase].append(
-                _Step(stats.num_tokens, stats.duration_s, model_s, stats.floor_s, stats.bound)
+                _Step(
+                    *(stats.num_tokens, stats.duration_s, model_s, stats.floor_s, stats.bound),
+                    is_certain=stats.certain_floor_s is not None,
+                )
             )
 
     def summary(self, prefix_cache: PrefixCacheTotals) -> Stats:
@@ -98,12 +103,14 @@ def _summary_of(steps: Iterable[_Step]) -> RecentSteps | None:
     steps = list(steps)
     if not steps:
         return None
-    num_tokens, duration_s, model_s, floor_s = map(sum, list(zip(*steps, strict=True))[:4])
+    num_tokens, duration_s = sum(step.num_tokens for step in steps), sum(step.duration_s for step in steps)
+    certain = [step for step in steps if step.is_certain]
+    model_s = sum(step.model_s for step in certain)
     floors_s = {bound: sum(step.floor_s for step in steps if step.bound is bound) for bound in Bound}
     return RecentSteps(
         count=len(steps),
         tokens=round(num_tokens / len(steps), 3),
         mean_ms=round(duration_s / len(steps) * 1e3, 3),
-        of_ceiling=round(floor_s / model_s, 3),
+        of_ceiling=round(sum(step.floor_s for step in certain) / model_s, 3) if model_s else None,
         bound=max(floors_s, key=floors_s.__getitem__).value,
     )

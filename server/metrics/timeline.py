@@ -164,7 +164,7 @@ class Timeline:
             "end_ms": _ms(stats.end_s - self._start_s),
             "duration_ms": _ms(stats.duration_s),
             "model_ms": _ms(stats.model_s + stats.drafting_s),
-            "floor_ms": None if stats.floor_s is None else _ms(stats.floor_s),
+            "floor_ms": None if stats.certain_floor_s is None else _ms(stats.certain_floor_s),
             "bound": stats.bound,
             "requests": stats.num_requests,
             "tokens": stats.num_tokens,

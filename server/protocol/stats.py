@@ -45,8 +45,9 @@ class RecentSteps(BaseModel):
     tokens: float
     """Mean number of tokens in a step."""
     mean_ms: float
-    of_ceiling: float
-    """Time that the steps would have taken at the machine's measured peaks, divided by the time that the model took."""
+    of_ceiling: float | None
+    """Time that the steps would have taken at the machine's measured peaks, divided by the time that the model took;
+    null while these peaks are in doubt."""
     bound: Literal["compute", "memory"]
     """Which of these peaks would bound most of that time."""
 

@@ -46,7 +46,8 @@ class TimelineStep(BaseModel):
     model_ms: float
     """The part of the duration that the model took."""
     floor_ms: float | None
-    """What it would have taken at the machine's measured peaks; null for a step that failed."""
+    """What it would have taken at the machine's measured peaks; null for a step that failed, and while these
+    peaks are in doubt."""
     bound: Literal["compute", "memory"] | None
     """Which of these peaks bounds it."""
     requests: int

@@ -28,6 +28,7 @@ def brief_measurements() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_ceilings, "_BUDGET_S", 0.0)
         patch.setattr(machine_ceilings, "_RUN_S", 1e-9)
+        patch.setattr(machine_ceilings, "_DOUBTFUL_RATIO", 1e9)
         yield
 
 

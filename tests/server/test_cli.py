@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import pytest
 
+from engine.core.machine import Ceilings
 from server.auth.api_keys import new_key
 from server.banner import ready_banner, url_of
 from server.cli import main
@@ -309,6 +310,8 @@ class TestBanner:
         assert "(1 MiB of float32, 1,024 bytes a token)" in banner
         assert "reads 30.0 GB/s from memory, multiplies 2,000 GFLOP/s (float32); one stream: at most 14,298" in banner
         assert "drafts  at most 32 tokens, from texts, predictions, grammars\n" in banner
+        doubtful = msgspec.structs.replace(INFO, ceilings=Ceilings(30e9, 2e12, is_in_doubt=True))
+        assert "GB/s" not in (told := ready_banner(settings, doubtful, "x")) and "not known" in told
         line = next(line for line in banner.splitlines() if "curl" in line)
         script = line.strip().replace("curl", "printf '%s|'", 1)
         words = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")

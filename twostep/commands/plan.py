@@ -180,7 +180,7 @@ def lines_of(plan: Plan) -> Iterator[str]:
         f"machine   reads {read:,.1f} GB/s from {plan.ceilings.read_from}, multiplies {flops:,.0f} GFLOP/s "
         f"({plan.ceilings.dtype})"
     )
-    if plan.load_per_cpu > 0.5:
+    if plan.load_per_cpu > 0.5 or plan.ceilings.is_in_doubt:
         yield "          busy with other programs now: this is too slow, and times below are too long"
     if plan.gpu is not None:
         yield f"          a model would be on the {plan.gpu}: below is what the CPU takes, and nothing is told of GPUs"

@@ -57,10 +57,14 @@ class Roofline:
         """Raises the peaks where the batch's step, without drafting, took less time than they allow."""
         spans, scored = _spans_of(batch)
         work = self._work_of(spans, scored)
-        self.raise_to(Ceilings(work.certain_bytes / model_s, work.flops / model_s))
+        self._raise_to(Ceilings(work.certain_bytes / model_s, work.flops / model_s))
 
-    def raise_to(self, measured: Ceilings) -> None:
-        """Raises the peaks to those that another measurement found."""
+    def measured_again(self, measured: Ceilings) -> None:
+        """Raises the peaks to those that another measurement found, which settles whether they are in doubt."""
+        self._ceilings = msgspec.structs.replace(self._ceilings, is_in_doubt=measured.is_in_doubt)
+        self._raise_to(measured)
+
+    def _raise_to(self, measured: Ceilings) -> None:
         read = max(self._ceilings.read_bytes_per_s, measured.read_bytes_per_s)
         flops = max(self._ceilings.flops_per_s, measured.flops_per_s)
         self._ceilings = msgspec.structs.replace(self._ceilings, read_bytes_per_s=read, flops_per_s=flops)

@@ -100,7 +100,7 @@ class StepAccounting:
         """Measures the machine's peaks again after a while without work: the machine may be quieter than it was."""
         self._num_rests += 1
         if self._num_rests in _RESTS:
-            self._roofline.raise_to(self._measure())
+            self._roofline.measured_again(self._measure())
 
     def close(self) -> None:
         """Closes the trace."""

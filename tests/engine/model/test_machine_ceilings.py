@@ -62,10 +62,11 @@ def test_beside_a_model_the_same_is_measured_with_less_memory_or_none(
     products: list[Any] = []
     monkeypatch.setattr(machine_ceilings, "largest_cache_bytes", lambda: 64 << 20)
     monkeypatch.setattr(machine_ceilings, "available_bytes", lambda _: available)
-    monkeypatch.setattr(machine_ceilings, "_read_bytes_per_s", lambda _, num: read.append(num) or 7.0)
+    monkeypatch.setattr(machine_ceilings, "_reading", lambda _, num: read.append(num))
+    monkeypatch.setattr(machine_ceilings, "_read_speed", lambda *_: 7.0)
     monkeypatch.setattr(machine_ceilings, "_flops_per_s", lambda _, matmul_of: products.append(matmul_of) or 8.0)
-    found = measure_again(Ceilings(1.0, 2.0, name), torch.bfloat16, 1 << 31)
-    assert found == Ceilings(read_speed, 8.0, name)
+    found = measure_again(Ceilings(1.0, 2.0, name, is_in_doubt=True), torch.bfloat16, 1 << 31)
+    assert found == Ceilings(read_speed, 8.0, name, is_in_doubt=num_read is None)
     assert read == ([] if num_read is None else [num_read])
     (product,) = products
     assert product.func is (machine_ceilings._quantized_matmul if is_quantized else machine_ceilings._plain_matmul)
@@ -91,9 +92,21 @@ def test_it_is_told_whether_a_cache_was_read(
 ) -> None:
     monkeypatch.setattr(machine_ceilings, "largest_cache_bytes", lambda: cache_bytes)
     monkeypatch.setattr(machine_ceilings, "_flops_per_s", lambda *_: 1.0)
-    monkeypatch.setattr(machine_ceilings, "_read_bytes_per_s", lambda *_: 1.0)
+    monkeypatch.setattr(machine_ceilings, "_read_speed", lambda *_: 1.0)
     found = measure_ceilings(CPU, torch.float32, weight_bytes)
     assert (found.reads_cache, found.read_from) == (reads, told)
+
+
+@pytest.mark.parametrize(("speeds", "is_in_doubt"), [((3.0, 2.1), False), ((2.0, 3.1), True), ((3.1, 2.0), True)])
+def test_two_measurements_that_differ_much_are_in_doubt(
+    speeds: tuple[float, float], is_in_doubt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter(speeds)
+    monkeypatch.setattr(machine_ceilings, "_DOUBTFUL_RATIO", 1.5)
+    monkeypatch.setattr(machine_ceilings, "_flops_per_s", lambda *_: 1.0)
+    monkeypatch.setattr(machine_ceilings, "_read_speed", lambda *_: next(measured))
+    found = measure_ceilings(CPU, torch.float32, 1)
+    assert (found.read_bytes_per_s, found.is_in_doubt) == (max(speeds), is_in_doubt)
 
 
 @pytest.mark.parametrize(("has_native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])

@@ -3,13 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
+from starlette.datastructures import Headers
 
 from engine.core.errors import OverloadedError, RequestTimeoutError
 from engine.core.stats import RequestTimings
 from engine.scheduling.cost.roofline import Roofline
+from server.core.errors import BadRequestError
 from server.core.promises import Promises
 from server.core.timings import PhaseReport, TokenCounts
+from server.generation.promises import promises_of
 from tests.server.events import error_of
 from tests.server.fake_engine import INFO
 from tests.server.live_server import LiveServer, live_server
@@ -55,6 +59,15 @@ def test_every_endpoint_that_generates_asks_alike(server: LiveServer) -> None:
     for ask in (server.complete, server.chat, server.respond, server.message, server.ollama):
         assert counted(server, lambda ask=ask: ask("Hi", {TTFT: "50"})) == {("ttft", "kept"): 1}  # type: ignore[misc]
         assert server.engine.requests[-1].ttft_limit_s == 0.05
+
+
+def test_what_the_machine_takes_at_least_refuses_nothing_while_it_is_in_doubt() -> None:
+    headers = Headers({ITL: "1e-9"})
+    with pytest.raises(BadRequestError, match="cannot be met"):
+        promises_of(headers, INFO, tokens_per_step=1)
+    doubtful = msgspec.structs.replace(INFO.ceilings, is_in_doubt=True)
+    info = msgspec.structs.replace(INFO, ceilings=doubtful)
+    assert promises_of(headers, info, tokens_per_step=1).itl_s == pytest.approx(1e-12)
 
 
 def test_a_gap_needs_two_tokens(server: LiveServer) -> None:

@@ -20,7 +20,7 @@ def times(p50: float, p90: float | None = None, p99: float | None = None) -> Per
     return Percentiles(p50=p50, p90=p90, p99=p99 or p90, max=p99 or p90)
 
 
-def steps(bound: Literal["compute", "memory"] = "memory", of_ceiling: float = 0.8) -> RecentSteps:
+def steps(bound: Literal["compute", "memory"] = "memory", of_ceiling: float | None = 0.8) -> RecentSteps:
     return RecentSteps(count=9, tokens=4, mean_ms=20, of_ceiling=of_ceiling, bound=bound)
 
 
@@ -45,6 +45,13 @@ def test_fast_answers_are_slow_in_neither_way_and_need_no_advice() -> None:
     found = diagnose(stats(), LOAD)
     assert (found.verdict, found.cause, found.advice) == ("neither", "decode", [])
     assert "within 101 ms" in found.sentence and "every 20 ms" in found.sentence and "writing" in found.sentence
+
+
+def test_a_share_that_is_not_known_is_told_and_no_reason_for_advice() -> None:
+    slow = stats(gaps=times(150)).model_copy(update={"decode": steps(of_ceiling=None)})
+    found = diagnose(slow, LOAD)
+    assert "at an unknown share of what the machine could do" in " ".join(found.evidence)
+    assert not any("far from what" in each for each in found.advice)
 
 
 @pytest.mark.parametrize(("queue", "prefill", "cause"), [(3000, 200, "queue"), (200, 3000, "prefill")])

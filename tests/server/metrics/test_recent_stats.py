@@ -3,7 +3,7 @@
 import math
 
 from engine.core.batch import Phase
-from engine.core.machine import Bound
+from engine.core.machine import Bound, Ceilings
 from engine.core.stats import PoolStats, RequestTimings, StepStats
 from server.metrics.engine_collector import EngineCollector
 from server.metrics.recent_stats import NUM_GAPS, NUM_REQUESTS, RecentStats
@@ -17,10 +17,11 @@ def timings(ttft_ms: int, *gaps_ms: int) -> RequestTimings:
     return RequestTimings(queue_s=0.001, prefill_s=(ttft_ms - 1) / 1e3, inter_token_s=tuple(ms / 1e3 for ms in gaps_ms))
 
 
-def step(phase: Phase | None, num_tokens: int, model_s: float, floor_s: float | None) -> StepStats:
-    return StepStats(
-        phase, 1, num_tokens, 2 * model_s, model_s, 1, 0, PoolStats(1, 0, 0), 0, 0, 0, None, floor_s, Bound.MEMORY
-    )
+def step(
+    phase: Phase | None, num_tokens: int, model_s: float, floor_s: float | None, ceilings: Ceilings | None = None
+) -> StepStats:
+    facts = phase, 1, num_tokens, 2 * model_s, model_s, 1, 0, PoolStats(1, 0, 0), 0, 0, 0, None, floor_s, Bound.MEMORY
+    return StepStats(*facts, ceilings)
 
 
 def test_without_requests_there_are_no_times() -> None:
@@ -69,6 +70,16 @@ def test_steps_are_by_phase_with_their_share_of_the_ceiling() -> None:
     stats = recent.summary(NOTHING_FOUND)
     assert stats.decode == RecentSteps(count=2, tokens=6, mean_ms=40, of_ceiling=0.5, bound="memory")
     assert stats.prefill is None
+
+
+def test_the_share_of_a_ceiling_in_doubt_is_not_known() -> None:
+    recent, doubtful = RecentStats(), Ceilings(1.0, 1.0, is_in_doubt=True)
+    recent.add_step(step(Phase.DECODE, 4, 0.010, 0.009, doubtful))
+    stats = recent.summary(NOTHING_FOUND)
+    assert stats.decode == RecentSteps(count=1, tokens=4, mean_ms=20, of_ceiling=None, bound="memory")
+    recent.add_step(step(Phase.DECODE, 4, 0.010, 0.002, Ceilings(1.0, 1.0)))
+    found = recent.summary(NOTHING_FOUND).decode
+    assert found is not None and (found.count, found.of_ceiling) == (2, 0.2)
 
 
 def test_a_server_tells_what_it_did() -> None:

@@ -3,10 +3,12 @@
 import math
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.batch import Phase
+from engine.core.machine import Ceilings
 from engine.core.stats import StepShare
 from server.metrics.timeline import NUM_REQUESTS, NUM_SECONDS, NUM_SHARES, NUM_STEPS, Timeline
 from server.protocol.timeline import TimelineBody
@@ -85,6 +87,13 @@ def test_a_step_is_told_as_it_was() -> None:
     (second,) = timeline.since(0, "")["seconds"]
     assert (second["start_ms"], second["kv_held_ratio"], second["decode_tokens"]) == (2000, 0.4, 8)
     assert (second["running"], second["waiting"], second["ttft_ms"]) == (2, 1, None)
+
+
+def test_the_floor_of_a_step_is_not_told_while_the_peaks_are_in_doubt() -> None:
+    timeline, _ = timeline_at(10.0)
+    doubtful = msgspec.structs.replace(step(Phase.DECODE, 2.5, 0.2), ceilings=Ceilings(1.0, 1.0, is_in_doubt=True))
+    timeline.add_step(doubtful)
+    assert timeline.since(0, "")["steps"][0]["floor_ms"] is None
 
 
 def test_a_step_tells_what_it_computed_of_the_keys_own_requests() -> None:

@@ -55,11 +55,18 @@ def test_each_pass_of_the_draft_model_reads_it_for_requests_that_want_more() -> 
 
 def test_peaks_are_raised_to_what_is_measured_again_and_never_lowered() -> None:
     size = ModelSize(layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=())
-    roofline = Roofline(size, Ceilings(2.0, 30.0, "int8", reads_cache=True), size)
-    roofline.raise_to(Ceilings(5.0, 20.0))
+    roofline = Roofline(size, Ceilings(2.0, 30.0, "int8", reads_cache=True, is_in_doubt=True), size)
+    roofline.measured_again(Ceilings(5.0, 20.0))
     assert roofline.ceilings == Ceilings(5.0, 30.0, "int8", reads_cache=True)
     batch = Batch(Phase.DECODE, (replace(part(9, 2, num_drafts=1), num_wanted=1),))
-    assert roofline.floor_of(batch).seconds == 2 * 110 / 5.0  # the draft model's passes, too
+    assert roofline.floor_of(batch).seconds == pytest.approx(2 * 110 / 5.0)  # the draft model's passes, too
+
+
+def test_a_step_settles_no_doubt_about_the_peaks() -> None:
+    size = ModelSize(layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=())
+    roofline = Roofline(size, Ceilings(2.0, 30.0, is_in_doubt=True))
+    roofline.observe(Batch(Phase.DECODE, (part(9, 1),)), 1.0)
+    assert roofline.ceilings == Ceilings(110.0, 30.0, is_in_doubt=True)
 
 
 def test_the_head_takes_part_where_logits_are_needed() -> None:
