@@ -39,6 +39,7 @@ def test_the_live_view(
     wait_until(lambda: "prefill step" in page.locator("#lanes .legend").inner_text())
     page.locator("#lanes svg").click(position={"x": 150, "y": 20})
     page.locator("#ran button").wait_for()
+    assert page.is_checked("#hold")
     for place in ("#requests", "#ended"):
         page.locator(f"{place} .id").first.click()
         page.wait_for_selector(f"{place} .facts dd")

@@ -116,14 +116,15 @@ def test_steps_tell_who_ran_in_them(server: LiveServer, open_page: Callable[...,
     table = page.locator("#ran table")
     assert "1 sequence of other API keys" in table.inner_text() and "them" not in table.inner_text()
     assert table.locator("tbody tr").all_inner_texts() == ["me\t87 tokens\t3 to 89\t1"]
-    page.wait_for_timeout(1200)
     for _ in range(2):  # to the table, and to the name in it
         page.keyboard.press("Tab")
+    page.wait_for_timeout(1200)  # it stays focused when the page looks again
     page.keyboard.press("Enter")
     wait_until(lambda: page.locator("#requests details[open]").count() == 1)
     assert page.evaluate("document.activeElement.textContent").startswith("me")
     wait_until(lambda: "faint: steps without me" in legend.inner_text())
-    assert [page.locator(f"#lanes .ink-{name}.faint").get_attribute("d") for name in ("prefill", "decode")] != []
+    faint = {name: page.locator(f"#lanes .ink-{name}.faint").get_attribute("d") for name in ("prefill", "decode")}
+    assert faint["prefill"] == "M0 0" != faint["decode"]
     page.uncheck("#hold")
     assert page.is_hidden("#ran")
     server.call(lambda: setattr(server.engine, "hold_at", None))
