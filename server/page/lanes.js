@@ -171,7 +171,7 @@ class Lanes extends Plot {
     button.addEventListener("click", () => findRequest(id));
     const positions = num === 1 ? count(start) : end - start === num ? `${count(start)} to ${count(end - 1)}` : NONE;
     const cells = [many(num, "token"), positions, ...(step.phase === "prefill" ? [count(request?.cached)] : [])];
-    const name = made("th", { scope: "row" }, request ? button : id);
+    const name = made("th", { scope: "row" }, button);
     return made("tr", {}, name, ...cells.map((cell) => made("td", {}, cell)));
   }
 }

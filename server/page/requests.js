@@ -38,6 +38,7 @@ function findRequest(id) {
   sought = id;
   showRequests(shownLive);
   const element = document.querySelector(`.request[data-id=${CSS.escape(id)}]`);
+  tell("find", element ? "" : `Of request ${id} nothing is kept: it ended long ago, or without a token.`);
   if (!element) return;
   element.firstChild.open = true;
   element.querySelector("summary").focus();
