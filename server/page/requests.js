@@ -15,8 +15,9 @@ function showRequests(live) {
       .map((request) => [request.id, () => newRequest(request.id, true), (element) => showLive(element, request)]),
   );
   const num = { live: live.length, ended: past.ended.length };
+  const waits = num.live === 1 ? "runs or waits" : "run or wait";
   at("num-live").textContent = num.live
-    ? `${num.live} ${num.live === 1 ? "runs or waits" : "run or wait"}${num.live > MAX_LIVE ? `, the oldest ${MAX_LIVE} of them here` : ""}.`
+    ? `${num.live} ${waits}${num.live > MAX_LIVE ? `, the oldest ${MAX_LIVE} of them here` : ""}.`
     : "None runs or waits.";
   keep(
     at("ended"),
