@@ -37,7 +37,9 @@ def test_the_live_view(
     prefill, share = step(Phase.PREFILL, time.monotonic(), 0.5, num_tokens=99), StepShare("", "x" * 128, 0, 90)
     server.call(lambda: server.context.metrics.on_step(prefill, [share]))
     wait_until(lambda: "prefill step" in page.locator("#lanes .legend").inner_text())
-    page.locator("#lanes svg").click(position={"x": 150, "y": 20})
+    page.locator("#lanes svg").focus()
+    for key in ("ArrowLeft", "Enter"):  # on the newest step
+        page.keyboard.press(key)
     page.locator("#ran button").wait_for()
     assert page.is_checked("#hold")
     for place in ("#requests", "#ended"):
