@@ -1,5 +1,6 @@
 """/api/chat and /api/generate: the answers, whole and as lines of JSON."""
 
+import json
 from typing import Any
 
 import httpx
