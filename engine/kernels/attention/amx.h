@@ -35,7 +35,7 @@ class AmxTiles {
   static int64_t value_words(int64_t stride) { return kTileKeys / 2 * stride; }
 
   static void load_keys(const Stored* cache, int64_t row, int64_t head_size, const int64_t* entries, float* target) {
-    VectorTiles<Element, Words, Format>::load_keys(cache, row, head_size, entries, target);
+    load_sixteen_keys<Words>(Format(), sixteen_rows(cache, row, entries), head_size, target);
   }
 
   AmxTiles() = default;
@@ -96,6 +96,8 @@ class AmxTiles {
     for (; column + 2 * kLanes <= stride; column += 2 * kLanes) add_columns<2>(values + column, stride, out + column);
     if (column < stride) add_columns<1>(values + column, stride, out + column);
   }
+
+  static Vec load_sums(const float* out, int64_t /*size*/, int64_t column) { return twostep::load(out + column); }
 
  private:
   // Multiplies one or two tiles of columns, so that neither waits for its last sum; the weights are in tiles 2 to 5.

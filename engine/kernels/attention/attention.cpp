@@ -9,6 +9,8 @@
 //   - A score sums over the head size in order. A row walks the tiles of a split in order with the online softmax
 //     (Milakov and Gimelshein 2018; Dao et al., FlashAttention 2022), starting anew in each split.
 //   - The splits of a row are merged in order, whether one thread did them all or each another (Flash-Decoding, 2023).
+//   - Of quantized keys and values integers are added, exactly (attention/integers.h); weights are rounded by row and
+//     tile.
 //   - Rows share the loading of a tile, never arithmetic: blocks of however many rows run the same instructions, with
 //     explicit fused multiply-adds. Keys that a row may not see have weight 0, and adding 0 times a (finite) value
 //     changes no sum (`finish` turns the one exception, a zero's sign, into +0), so such keys can also be left out.
@@ -25,6 +27,7 @@
 
 #include "attention/amx.h"
 #include "attention/caches.h"
+#include "attention/integers.h"
 #include "attention/metadata.h"
 #include "attention/threads.h"
 #include "attention/vector.h"
@@ -59,7 +62,7 @@ void run_problem(const Problem<float, Quantized<BITS>>& p) {
 #if defined(__AMX_BF16__)
   if (amx::is_granted()) return run_all<AmxTiles<float, Quantized<BITS>>>(p);
 #endif
-  run_all<VectorTiles<float, IntegerWords, Quantized<BITS>>>(p);
+  run_all<IntegerTiles<BITS>>(p);
 }
 
 // The arguments of an operator, checked.

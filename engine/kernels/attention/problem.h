@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 
@@ -17,6 +18,17 @@ struct Plain {
   using Stored = T;
   static int64_t num_numbers(int64_t row) { return row; }
 };
+
+// Rows of sixteen entries of a cache.
+template <class Stored>
+using SixteenRows = std::array<const Stored*, kLanes>;
+
+template <class Stored>
+inline SixteenRows<Stored> sixteen_rows(const Stored* cache, int64_t row, const int64_t* entries) {
+  SixteenRows<Stored> rows;
+  for (int i = 0; i < kLanes; ++i) rows[i] = cache + entries[i] * row;
+  return rows;
+}
 
 constexpr int kSplitKeys = 512;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

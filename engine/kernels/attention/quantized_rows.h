@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "attention/problem.h"
 #include "base/sizes.h"
 #include "base/vec.h"
 
@@ -87,17 +88,32 @@ inline Vec load_levels(Quantized<4>, const uint8_t* row, int64_t size, int64_t c
   });
 }
 
-// Sixteen keys: calls begin(group, count, scales) for each group of their numbers, then f(number, word) for its words,
-// 32 bits of each key; `number` is that of the word's lowest bits.
+// Sixteen rows: calls f(group, scales) for each group.
+template <int BITS, class F>
+TWOSTEP_INLINE inline void for_each_scale(Quantized<BITS>, const SixteenRows<uint8_t>& rows, int64_t size, F f) {
+  using Format = Quantized<BITS>;
+  const int64_t num_groups = divide_up(size, Format::kGroup);
+  for (int64_t group = 0; group < num_groups; group += 2) {  // two scales are a word
+    const bool is_last = group + 1 == num_groups;
+    const int64_t offset = Format::level_bytes(size) + group * Format::kScaleBytes;
+    alignas(64) uint32_t words[kLanes] = {};
+    for (int i = 0; i < kLanes; ++i)
+      is_last ? std::memcpy(&words[i], rows[i] + offset, 2) : std::memcpy(&words[i], rows[i] + offset, 4);
+    const Vec pairs = load(reinterpret_cast<const float*>(words));
+    f(group, each_part([&](int i) { return (PartF)((PartU)pairs.part[i] << 16); }));
+    if (!is_last) f(group + 1, each_part([&](int i) { return (PartF)((PartU)pairs.part[i] & 0xffff0000u); }));
+  }
+}
+
+// Sixteen keys: calls begin(group, count) for each group of their numbers, then f(number, word) for its words, 32 bits
+// of each key; `number` is that of the word's lowest bits.
 template <int BITS, class Begin, class F>
-TWOSTEP_INLINE inline void for_each_word(Quantized<BITS>, const uint8_t* const (&rows)[kLanes], int64_t size,
-                                         Begin begin, F f) {
+TWOSTEP_INLINE inline void for_each_word(Quantized<BITS>, const SixteenRows<uint8_t>& rows, int64_t size, Begin begin,
+                                         F f) {
   using Format = Quantized<BITS>;
   for (int64_t group = 0; group < size; group += Format::kGroup) {
-    alignas(64) float scales[kLanes];
-    for (int key = 0; key < kLanes; ++key) scales[key] = Format::scale(rows[key], size, group / Format::kGroup);
     const int64_t count = std::min(Format::kGroup, size - group), num_words = Format::level_bytes(count) / 4;
-    begin(group, count, load(scales));
+    begin(group, count);
     for (int64_t first = 0; first < num_words; first += 4) {
       const int64_t num = std::min<int64_t>(4, num_words - first);
       const auto words = [&](int key) {
@@ -119,12 +135,16 @@ TWOSTEP_INLINE inline void for_each_word(Quantized<BITS>, const uint8_t* const (
 
 // Sixteen keys with a number in each lane: calls f(number, a, b) for every two of their numbers, `number` even.
 template <int BITS, class F>
-TWOSTEP_INLINE inline void for_each_number(Quantized<BITS> format, const uint8_t* const (&rows)[kLanes], int64_t size,
+TWOSTEP_INLINE inline void for_each_number(Quantized<BITS> format, const SixteenRows<uint8_t>& rows, int64_t size,
                                            F f) {
   typedef int32_t PartI __attribute__((vector_size(4 * kPartLanes)));
   int64_t half = 0;
   Vec scale{};
-  const auto begin = [&](int64_t, int64_t count, Vec scales) { half = count / 2, scale = scales; };
+  const auto begin = [&](int64_t group, int64_t count) {
+    alignas(64) float scales[kLanes];
+    for (int key = 0; key < kLanes; ++key) scales[key] = format.scale(rows[key], size, group / format.kGroup);
+    half = count / 2, scale = load(scales);
+  };
   for_each_word(format, rows, size, begin, [&](int64_t number, Vec word) TWOSTEP_INLINE {
     const auto level = [&](int shift) TWOSTEP_INLINE {  // of the bits that end at 32 - shift
       return each_part([&](int i) {
@@ -138,26 +158,6 @@ TWOSTEP_INLINE inline void for_each_number(Quantized<BITS> format, const uint8_t
       f(number + 2 * i, level(shift) * scale, level(shift - 8) * scale);
       if constexpr (BITS == 4) f(number + half + 2 * i, level(shift - 4) * scale, level(shift - 12) * scale);
     });
-  });
-}
-
-// Sixteen keys as pairs of 16 bits, number n beside n + 2: calls f(n, pairs) for every first two n of four.
-template <int BITS, class Begin, class F>
-TWOSTEP_INLINE inline void for_each_pair(Quantized<BITS> format, const uint8_t* const (&rows)[kLanes], int64_t size,
-                                         Begin begin, F f) {
-  typedef int16_t PartS __attribute__((vector_size(4 * kPartLanes)));
-  int64_t half = 0;
-  const auto begin_group = [&](int64_t group, int64_t count, Vec scales) { half = count / 2, begin(group, scales); };
-  for_each_word(format, rows, size, begin_group, [&](int64_t number, Vec word) TWOSTEP_INLINE {
-    const auto pairs = [&](int shift) TWOSTEP_INLINE {
-      return each_part([&](int i) {
-        const PartS bytes = (PartS)word.part[i];
-        if constexpr (BITS == 8) return (PartF)(bytes << (8 - shift) >> 8);
-        return (PartF)((bytes >> shift & 15) - 8);
-      });
-    };
-    f(number, pairs(0)), f(number + 1, pairs(8));
-    if constexpr (BITS == 4) f(number + half, pairs(4)), f(number + half + 1, pairs(12));
   });
 }
 

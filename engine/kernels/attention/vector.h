@@ -6,10 +6,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "attention/problem.h"
@@ -86,43 +84,11 @@ struct PairWords {
 #endif
 };
 
-// Levels of quantized keys, and queries that are rounded to 16 bits, as pairs of integers, number n beside n + 2: their
-// products are added up exactly. Behind its pairs a query has its scale, and a tile of keys the scales of each group.
-struct IntegerWords {
-  static constexpr int64_t kGroupWords = 16;
-
-  static int64_t num_words(int64_t head_size) { return head_size / 2 + divide_up(head_size / 2, kGroupWords); }
-  static int64_t num_pairs(int64_t num_words) { return num_words - divide_up(num_words, kGroupWords + 1); }
-
-  static void load_query(const float* source, int64_t size, float* target) {
-    constexpr float kLargest = 32767.0f;
-    float largest = 0.0f;
-    bool is_finite = true;
-    for (int64_t i = 0; i < size; ++i) {
-      largest = std::max(largest, std::fabs(source[i]));
-      is_finite &= std::fabs(source[i]) < std::numeric_limits<float>::infinity();
-    }
-    const float inverse = is_finite && largest > kSmallestScale ? kLargest / largest : 0.0f;
-    target[size / 2] = is_finite ? largest / kLargest : std::numeric_limits<float>::quiet_NaN();
-    const auto level = [&](int64_t i) { return inverse == 0.0f ? 0 : int32_t(std::nearbyint(source[i] * inverse)); };
-    for (int64_t i = 0; i < size; i += 4)
-      for (int64_t n = 0; n < 2; ++n) {
-        const int32_t pair = integers::pair_of(level(i + n), level(i + n + 2));
-        std::memcpy(target + i / 2 + n, &pair, sizeof(pair));
-      }
-  }
-};
-
 // Number of words that a head of this size is packed into: keys are transposed four stored words at a time.
 template <class Words>
 inline int64_t num_words(int64_t head_size) {
   return round_up(head_size, 4 * Words::kElementsPerWord) / Words::kElementsPerWord * Words::kWordsPerStored;
 }
-template <>
-inline int64_t num_words<IntegerWords>(int64_t head_size) {
-  return IntegerWords::num_words(head_size);
-}
-
 // ---- Loading a tile -------------------------------------------------------------------------------------------------
 
 // Four stored words of one key; those past the head size are zero.
@@ -140,7 +106,7 @@ inline Quad load_words(const Element* key, int64_t first, int64_t head_size) {
 
 // Sixteen keys become columns of target [num_words][kTileKeys].
 template <class Words, class Element>
-inline void load_sixteen_keys(Plain<Element>, const Element* const (&keys)[kLanes], int64_t head_size, float* target) {
+inline void load_sixteen_keys(Plain<Element>, const SixteenRows<Element>& keys, int64_t head_size, float* target) {
   constexpr int kElements = 4 * Words::kElementsPerWord;
   for (int64_t first = 0; first < head_size; first += kElements) {
     const auto words = [&](int key) { return load_words(keys[key], first, head_size); };
@@ -157,18 +123,24 @@ inline void load_sixteen_keys(Plain<Element>, const Element* const (&keys)[kLane
 }
 
 template <class Words, int BITS>
-inline void load_sixteen_keys(Quantized<BITS> format, const uint8_t* const (&keys)[kLanes], int64_t head_size,
+inline void load_sixteen_keys(Quantized<BITS> format, const SixteenRows<uint8_t>& keys, int64_t head_size,
                               float* target) {
-  if constexpr (std::is_same_v<Words, IntegerWords>) {
-    float* scales = target + head_size / 2 * kTileKeys;
-    const auto keep = [&](int64_t group, Vec scale) { store(scales + group / format.kGroup * kTileKeys, scale); };
-    for_each_pair(format, keys, head_size, keep, [&](int64_t number, Vec pairs) TWOSTEP_INLINE {
-      store(target + (number / 4 * 2 + number % 2) * kTileKeys, pairs);
-    });
-  } else {
-    for_each_number(format, keys, head_size, [&](int64_t number, Vec even, Vec odd) TWOSTEP_INLINE {
-      Words::store_numbers(target, number, even, odd);
-    });
+  for_each_number(format, keys, head_size, [&](int64_t number, Vec even, Vec odd) TWOSTEP_INLINE {
+    Words::store_numbers(target, number, even, odd);
+  });
+}
+
+// Calls f with the number of rows, 1 to kMaxRows, as a compile-time constant.
+template <class F>
+inline void with_rows(int rows, F f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    case 5: return f(std::integral_constant<int, 5>{});
+    case 6: return f(std::integral_constant<int, 6>{});
+    default: return f(std::integral_constant<int, kMaxRows>{});
   }
 }
 
@@ -196,78 +168,20 @@ void score_rows(const float* queries, const float* keys, int64_t num_words, floa
   }
 }
 
-// scores[row][key] = sum over groups, in order, of the exact sum of a group's products, times its scales.
-template <int ROWS>
-void score_integers(const float* queries, const float* keys, int64_t num_words, float* scores) {
-  constexpr int kVecs = vectors_at_once(ROWS);
-  const int64_t num_pairs = IntegerWords::num_pairs(num_words);
-  for (int column = 0; column < kTileKeys; column += kVecs * kLanes) {
-    for (int64_t first = 0; first < num_pairs; first += IntegerWords::kGroupWords) {
-      integers::Dots sums[ROWS][kVecs] = {};
-      for (int64_t word = first; word < std::min(num_pairs, first + IntegerWords::kGroupWords); ++word) {
-        unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
-          const Vec query = broadcast(queries[row * num_words + word]);
-          unroll<kVecs>([&](auto v) TWOSTEP_INLINE {
-            const Vec key = load(keys + word * kTileKeys + column + v * kLanes);
-            unroll<kParts>([&](auto i) TWOSTEP_INLINE {
-              using integers::PartI;
-              sums[row][v].part[i] += integers::times_pairs((PartI)key.part[i], (PartI)query.part[i]);
-            });
-          });
-        });
-      }
-      const float* scales = keys + (num_pairs + first / IntegerWords::kGroupWords) * kTileKeys;
-      unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
-        const Vec query_scale = broadcast(queries[row * num_words + num_pairs]);
-        unroll<kVecs>([&](auto v) TWOSTEP_INLINE {
-          float* score = scores + row * kTileKeys + column + v * kLanes;
-          const Vec scale = load(scales + column + v * kLanes) * query_scale;
-          store(score, fma(integers::to_floats(sums[row][v]), scale, first == 0 ? Vec{} : load(score)));
-        });
-      });
-    }
-  }
-}
-
 // A tile's values, read in place: expanding them takes no time beside the products of a block of rows.
-template <class Format>
-struct Values;
-
 template <class Element>
-struct Values<Plain<Element>> {
+struct Values {
   const Element* at[kTileKeys];
-  int64_t row_numbers, size;
+  int64_t size;
 
-  static int64_t num_floats(int64_t /*size*/) { return 0; }
-  void set(int64_t key, const Element* row, float* /*memory*/) { at[key] = row; }
   // The sixteen numbers of a value from `column` on, or the `count` that are left.
   Vec load(int64_t key, int64_t column, int64_t count) const { return load_upto(at[key] + column, count); }
 };
 
-// The scales are kept as floats, in memory [groups][kTileKeys].
-template <int BITS>
-struct Values<Quantized<BITS>> {
-  using Format = Quantized<BITS>;
-  const uint8_t* at[kTileKeys];
-  int64_t row_numbers, size;  // numbers of a row, and the first of them that are the value
-  const float* scales;
-
-  static int64_t num_floats(int64_t size) { return divide_up(size, Format::kGroup) * kTileKeys; }
-  void set(int64_t key, const uint8_t* row, float* memory) {
-    at[key] = row, scales = memory;
-    for (int64_t group = 0; group * Format::kGroup < size; ++group)
-      memory[group * kTileKeys + key] = Format::scale(row, row_numbers, group);
-  }
-  Vec load(int64_t key, int64_t column, int64_t /*count*/) const {
-    const float scale = scales[column / Format::kGroup * kTileKeys + key];
-    return load_levels(Format(), at[key], row_numbers, column) * broadcast(scale);
-  }
-};
-
 // out[row] = out[row] * factors[row] + sum over keys [begin, end), in order, of weights[row][key] * values[key], for
 // VECS vectors of columns; several are within the values.
-template <int ROWS, int VECS, class Format>
-void add_columns(const float* weights, const float* factors, const Values<Format>& values, int64_t column, int begin,
+template <int ROWS, int VECS, class Element>
+void add_columns(const float* weights, const float* factors, const Values<Element>& values, int64_t column, int begin,
                  int end, int64_t stride, float* out) {
   Vec sums[ROWS][VECS];
   unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
@@ -291,8 +205,8 @@ void add_columns(const float* weights, const float* factors, const Values<Format
   });
 }
 
-template <int ROWS, class Format>
-void add_rows(const float* weights, const float* factors, const Values<Format>& values, int begin, int end,
+template <int ROWS, class Element>
+void add_rows(const float* weights, const float* factors, const Values<Element>& values, int begin, int end,
               int64_t stride, float* out) {
   constexpr int kVecs = vectors_at_once(ROWS);
   int64_t column = 0;
@@ -314,31 +228,23 @@ struct VectorTiles {
   static constexpr int kRowsPerTask = 64;     // rows (tokens x heads of a group) that share each loaded tile
 
   static int64_t query_words(int64_t head_size) { return num_words<Words>(head_size); }
-  static int64_t value_words(int64_t stride) { return Values<Format>::num_floats(stride); }
+  static int64_t value_words(int64_t /*stride*/) { return 0; }
 
   // Packs the keys of sixteen entries into columns of target [num_words][kTileKeys].
   static void load_keys(const Stored* cache, int64_t row, int64_t head_size, const int64_t* entries, float* target) {
-    const Stored* keys[kLanes];
-    for (int key = 0; key < kLanes; ++key) keys[key] = cache + entries[key] * row;
-    load_sixteen_keys<Words>(Format(), keys, head_size, target);
+    load_sixteen_keys<Words>(Format(), sixteen_rows(cache, row, entries), head_size, target);
   }
 
   // Sets the values of sixteen keys from `first` on; values beyond the last key are not read.
-  void load_values(const Stored* cache, int64_t row, int64_t row_numbers, int64_t value_size, const int64_t* entries,
-                   int64_t first, int64_t /*num_keys*/, float* memory) {
-    values_.row_numbers = row_numbers, values_.size = value_size;
-    for (int64_t key = first; key < first + kLanes; ++key) values_.set(key, cache + entries[key] * row, memory);
+  void load_values(const Stored* cache, int64_t row, int64_t /*row_numbers*/, int64_t value_size,
+                   const int64_t* entries, int64_t first, int64_t /*num_keys*/, float* /*memory*/) {
+    values_.size = value_size;
+    for (int64_t key = first; key < first + kLanes; ++key) values_.at[key] = cache + entries[key] * row;
   }
 
   // Computes scores [rows][kTileKeys] of queries [rows][num_words].
   static void score(int rows, const float* queries, const float* keys, int64_t num_words, float* scores) {
-    with_constant(rows, [&](auto n) {
-      if constexpr (std::is_same_v<Words, IntegerWords>) {
-        score_integers<n.value>(queries, keys, num_words, scores);
-      } else {
-        score_rows<Words, n.value>(queries, keys, num_words, scores);
-      }
-    });
+    with_rows(rows, [&](auto n) { score_rows<Words, n.value>(queries, keys, num_words, scores); });
   }
 
   // Keeps a row's weights for `add`, where its scores were.
@@ -350,25 +256,13 @@ struct VectorTiles {
   // [begin, end) are all zero.
   void add(int rows, const float* weights, const float* factors, const float* /*values*/, int begin, int end,
            int64_t stride, float* out) const {
-    with_constant(rows, [&](auto n) { add_rows<n.value>(weights, factors, values_, begin, end, stride, out); });
+    with_rows(rows, [&](auto n) { add_rows<n.value>(weights, factors, values_, begin, end, stride, out); });
   }
+
+  static Vec load_sums(const float* out, int64_t /*size*/, int64_t column) { return twostep::load(out + column); }
 
  private:
-  // Calls f with the number of rows, 1 to kRowBlock, as a compile-time constant.
-  template <class F>
-  static void with_constant(int rows, F f) {
-    switch (rows) {
-      case 1: return f(std::integral_constant<int, 1>{});
-      case 2: return f(std::integral_constant<int, 2>{});
-      case 3: return f(std::integral_constant<int, 3>{});
-      case 4: return f(std::integral_constant<int, 4>{});
-      case 5: return f(std::integral_constant<int, 5>{});
-      case 6: return f(std::integral_constant<int, 6>{});
-      default: return f(std::integral_constant<int, kRowBlock>{});
-    }
-  }
-
-  Values<Format> values_;
+  Values<Stored> values_;
 };
 
 }  // namespace twostep::attention

@@ -262,8 +262,8 @@ class Worker {
       const Vec norm = broadcast(normalizer(whole.maximum[row], whole.total[row], head));
       Element* target = p_.output + (token * p_.num_heads + head) * p_.value_size;
       for_each_vector(p_.value_size, [&](int64_t column, int64_t count) {
-        const Vec result = fma(load(whole.out + row * stride_ + column), norm, Vec{});  // + 0: no result is -0
-        store_upto(target + column, count, result);
+        const Vec sums = Tiles::load_sums(whole.out + row * stride_, p_.value_size, column);
+        store_upto(target + column, count, fma(sums, norm, Vec{}));  // + 0: no result is -0
       });
     }
   }

@@ -95,9 +95,26 @@ inline PartI times_pairs(PartI a, PartI b) {
   return (PartI)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__) && defined(__FMA__)
   return (PartI)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (PartI)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__ARM_NEON)
+  const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+  return (PartI)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
 #else
   return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
+}
+
+// sums + the products of pairs of 16 bits.
+TWOSTEP_INLINE inline Dots add_pairs(Dots sums, Vec a, Vec b) {
+  unroll<kParts>([&](auto i) TWOSTEP_INLINE {
+#if defined(__AVX512VNNI__)
+    sums.part[i] = (PartI)_mm512_dpwssd_epi32((__m512i)sums.part[i], (__m512i)a.part[i], (__m512i)b.part[i]);
+#else
+    sums.part[i] += times_pairs((PartI)a.part[i], (PartI)b.part[i]);
+#endif
+  });
+  return sums;
 }
 
 // The offset that is added to the bytes of a weight, from -127 to 127, to make them operands of add_products.

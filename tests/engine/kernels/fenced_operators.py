@@ -9,18 +9,20 @@ import ctypes
 import math
 import mmap
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from engine.attention.kv_format import quantize
 from engine.checkpoint.gguf.block_types import BLOCK_TYPES, BlockType
 from engine.kernels import load_kernels
 from engine.weights.affine_quantization import BITS, NUM_REFITS
 from engine.weights.packing_policy import packing_for
 from engine.weights.quantized_weight import KernelQuantizedWeight
-from tests.engine.attention.attention_cases import LENGTHS, SHAPES
+from tests.engine.attention.attention_cases import LENGTHS, QUANTIZABLE, QUANTIZED, SHAPES
 
 Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
@@ -76,6 +78,7 @@ def _fenced(tensor: Tensor, *, at_end: bool) -> Tensor:
 
 
 def cases() -> Iterator[Case]:
+    yield from _quantized_attention()
     yield from _recurrent()
     yield from _blocks()
     for dtype in DTYPES:
@@ -123,6 +126,18 @@ def _attention(dtype: torch.dtype) -> Iterator[Case]:
         caches = keys[:1], values[:1]
         slots = torch.tensor([0, 3, 4, 14, 15])
         yield f"write_kv, {name}, {dtype}", torch.ops.twostep.write_kv, (new[0], new[1].to(dtype), *caches, slots)
+
+
+def _quantized_attention() -> Iterator[Case]:
+    for (name, shape), (kv, kv_dtype) in product(QUANTIZABLE.items(), QUANTIZED.items()):
+        for queries, context in LENGTHS:
+            keys = quantize(torch.randn(context, shape.kv_heads, 1, shape.size), kv_dtype)
+            values = quantize(torch.randn(context, shape.kv_heads, 1, shape.value_size), kv_dtype)
+            query, table = torch.randn(queries, shape.heads, shape.size), torch.randperm(context).int().view(1, -1)
+            starts, lens = torch.tensor([0, queries]).int(), torch.tensor([context]).int()
+            inputs = (query, keys, values, table, starts, lens, shape.scaling, None, None, None)
+            case = f"paged_attention over {kv}, {name}, {queries} of {context}"
+            yield case, torch.ops.twostep.paged_attention, inputs
 
 
 def _recurrent() -> Iterator[Case]:

@@ -39,6 +39,7 @@ TESTS = (
 ALL = ("generic avx2 avx512 avx512_bf16 amx",)
 FUSED = ("generic", "avx2 avx512 avx512_bf16 amx")
 BFLOAT16_PRODUCTS = ("generic avx2 avx512", "avx512_bf16", "amx")
+QUANTIZED_KV = ("generic", "avx2 avx512 avx512_bf16", "amx")
 BFLOAT16_ATTENTION = ("generic", "avx2 avx512", "avx512_bf16", "amx")
 
 # As in docs/kernels.md: operators, by the names that operator_bits gives them, and what has the same bits.
@@ -86,6 +87,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "experts, bfloat16": BFLOAT16_ATTENTION,
     "paged_attention, float32": FUSED,
     "paged_attention, bfloat16": BFLOAT16_ATTENTION,
+    "paged_attention over int8": QUANTIZED_KV,
+    "paged_attention over int4": QUANTIZED_KV,
     "decoder, float32": FUSED,
     "decoder, bfloat16": BFLOAT16_ATTENTION,
 }
