@@ -179,9 +179,12 @@ def test_queries_may_have_more_bits_than_the_cache(backend: AttentionBackend) ->
 
 @quantized
 @pytest.mark.parametrize("context_len", [1, 70, 513])
-def test_a_key_that_is_not_a_number_shows(backend: AttentionBackend, context_len: int, kv_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("where", ["query", "keys", "values"])
+def test_what_is_not_a_number_shows(
+    backend: AttentionBackend, where: str, context_len: int, kv_dtype: torch.dtype
+) -> None:
     sequence = make_sequence(Shape(kv_dtype=kv_dtype), 1, context_len)
-    sequence.keys[-1] = torch.nan
+    getattr(sequence, where)[-1] = torch.nan
     assert alone(backend, sequence).isnan().all()
 
 
