@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from engine.attention.kv_source import head_counts
 from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MixtureParts, MlpParts
 from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, interleaved
 from engine.model.fused_recurrent import FusedDeltaNet
@@ -68,6 +69,9 @@ def _targets_of_kernels(forward: KernelForward) -> Iterator[tuple[str, AdapterTa
             layer = _KernelLinear(next(linears))
             for name, columns in zip(names, _columns(join, sizes, len(names)), strict=True):
                 yield f"model.layers.{index}.{name}", AdapterTarget(layer, columns, num_in)
+    if (inputs := forward.parts.layer_inputs) is not None:
+        (name,), (num_out,), num_in, _ = _whole(inputs.projection, "model.per_layer_model_projection")
+        yield name, AdapterTarget(_KernelLinear(next(linears)), torch.arange(num_out), num_in)
 
 
 Join = Callable[[Sequence[Tensor]], Tensor]
@@ -82,6 +86,9 @@ def _linears_of(layer: LayerParts) -> Iterator[_Linear]:
     yield names, _head_columns(attention), attention.query_key_value.in_features, concatenated
     yield _whole(layer.after.output, "self_attn.o_proj")
     yield from _linears_of_mlp(feed_forward, "mlp") if isinstance(feed_forward, MlpParts) else _beside(feed_forward)
+    if (end := layer.after.end) is not None and end.gate is not None and end.projection is not None:
+        yield _whole(end.gate, "per_layer_input_gate")
+        yield _whole(end.projection, "per_layer_projection")
 
 
 def _linears_of_mlp(mlp: MlpParts, path: str) -> Iterator[_Linear]:
@@ -103,7 +110,7 @@ def _whole(linear: LinearParts, name: str) -> _Linear:
 
 
 def _head_columns(attention: AttentionParts) -> list[int]:
-    heads = [attention.num_heads, attention.num_kv_heads, attention.num_kv_heads]
+    heads = head_counts(attention.values, attention.num_heads, attention.num_kv_heads)
     head_size = attention.query_key_value.out_features // sum(heads)
     return [each * head_size for each in heads]
 
@@ -144,8 +151,7 @@ def _targets_of(
 def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], Sequence[int], Join]:
     """Returns the names and output features of the layers of which a fused module made this one."""
     if isinstance(parent, FusedAttention) and name == "qkv_proj":
-        heads = (parent.num_heads, parent.num_kv_heads, parent.num_kv_heads)
-        sizes = [each * parent.head_size for each in heads]
+        sizes = [each * parent.head_size for each in parent.head_counts]
         return parent.names, [sizes[0] * (1 + parent.is_gated), *sizes[1:]], parent.joined
     if isinstance(parent, FusedMLP) and name == "gate_up_proj":
         return parent.names, _gate_columns(parent.is_gated, num_out), interleaved

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
+from engine.attention.kv_source import Values
 from engine.attention.metadata import AttentionParams
 from engine.weights.gathered_weight import GatheredWeight
 from engine.weights.kernel_experts import ExpertParts
@@ -22,6 +23,8 @@ __all__ = [
     "AfterParts",
     "AttentionParts",
     "DecoderParts",
+    "EndParts",
+    "LayerInputsParts",
     "LayerParts",
     "LinearParts",
     "MixtureParts",
@@ -96,7 +99,9 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False):
     query_norm: NormParts | None
     """Norm of each head of queries, or of all together."""
     key_norm: NormParts | None
+    value_norm: NormParts | None
     query_key_value: LinearParts
+    """The matrix of queries, keys and values, as far as they are projected."""
     num_heads: int
     num_kv_heads: int
     layer: int
@@ -108,14 +113,14 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False):
     """Whether heads are normed after they are rotated."""
     names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """The checkpoint's layers of which `query_key_value` consists."""
+    values: Values = "projected"
+    """Where values come from; keys are another layer's if they are."""
 
     def bound(self) -> Any:
         """Returns what runs before attention."""
-        norms = map(_bound, (self.norm, self.query_norm, self.key_norm))
-        projection = self.query_key_value.bound()
-        return torch.classes.twostep.BeforeAttention(
-            *norms, projection, self.num_heads, self.num_kv_heads, self.in_pairs, self.norms_last
-        )
+        norms = map(_bound, (self.norm, self.query_norm, self.key_norm, self.value_norm))
+        heads = self.query_key_value.bound(), self.num_heads, self.num_kv_heads
+        return torch.classes.twostep.BeforeAttention(*norms, *heads, self.values, self.in_pairs, self.norms_last)
 
 
 class MlpParts(msgspec.Struct, frozen=True, eq=False, tag=True):
@@ -182,6 +187,23 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
         return torch.classes.twostep.Mixture(self.router.bound(), self.experts.bound(), shared, gate)
 
 
+class EndParts(msgspec.Struct, frozen=True, eq=False):
+    """What ends a layer, behind its feed-forward part."""
+
+    factor: float
+    """What the layer's output is multiplied by."""
+    gate: LinearParts | None = None
+    """What gates an input of the layer's own, if there is one."""
+    projection: LinearParts | None = None
+    """What projects it then."""
+    norm: NormParts | None = None
+    """Norm of what is projected, and added then."""
+
+    def bound(self) -> Any:
+        linears = (None if each is None else each.bound() for each in (self.gate, self.projection))
+        return torch.classes.twostep.LayerEnd(*linears, _bound(self.norm), self.factor)
+
+
 class AfterParts(msgspec.Struct, frozen=True, eq=False):
     """What a layer does with what its attention, or what is in its place, makes of tokens."""
 
@@ -198,14 +220,14 @@ class AfterParts(msgspec.Struct, frozen=True, eq=False):
     """What both are multiplied by before they are added."""
     is_parallel: bool = False
     """Whether the MLP reads the norm of the layer's input, as attention does."""
+    end: EndParts | None = None
 
     def bound(self) -> Any:
         feed_forward = self.feed_forward.bound()
         choice = (feed_forward, None) if isinstance(self.feed_forward, MlpParts) else (None, feed_forward)
         added = map(_bound, (self.attention_norm, self.feed_forward_norm))
-        return torch.classes.twostep.AfterAttention(
-            self.output.bound(), _bound(self.norm), *choice, *added, self.multiplier, self.is_parallel
-        )
+        form = self.multiplier, self.is_parallel, None if self.end is None else self.end.bound()
+        return torch.classes.twostep.AfterAttention(self.output.bound(), _bound(self.norm), *choice, *added, *form)
 
 
 class LayerParts(msgspec.Struct, frozen=True, eq=False):
@@ -215,12 +237,15 @@ class LayerParts(msgspec.Struct, frozen=True, eq=False):
     after: AfterParts
     rotation: int = 0
     """Which of the decoder's rotary embeddings the layer takes."""
+    source: int | None = None
+    """The layer before it whose keys and values it takes, if it has none of its own."""
 
     def bound(self, cache: KVCache) -> Any:
         """Returns the layer, which attends over its part of the cache."""
         before, after = self.attention.bound(), self.after.bound()
         part, group = cache.of_layer(self.attention.layer), cache.group_of(self.attention.layer)
-        return torch.classes.twostep.Layer(before, after, *part, group, *self.attention.params, self.rotation)
+        params = self.attention.params
+        return torch.classes.twostep.Layer(before, after, *part, group, *params, self.rotation, self.source)
 
 
 class RotaryParts(msgspec.Struct, frozen=True, eq=False):
@@ -242,6 +267,23 @@ class RotaryParts(msgspec.Struct, frozen=True, eq=False):
         return torch.classes.twostep.Rotation(self.inv_freq, self.scaling, self.is_rounded, self.is_wide, *scales)
 
 
+class LayerInputsParts(msgspec.Struct, frozen=True, eq=False):
+    """What makes an input of its own for each layer: of the token, and of the row that layers start from."""
+
+    embedding: Tensor  # [vocab_size, layers * size], or packed in blocks
+    embedding_scale: float | None
+    projection: LinearParts
+    projection_scale: float
+    norm: NormParts
+    """Norm of a layer's part of what is projected and scaled."""
+    factor: float
+    """What the sum of both is multiplied by."""
+
+    def bound(self) -> Any:
+        projected = self.projection.bound(), self.projection_scale, self.norm.bound()
+        return torch.classes.twostep.LayerInputs(self.embedding, self.embedding_scale, *projected, self.factor)
+
+
 class DecoderParts(msgspec.Struct, frozen=True, eq=False):
     """A whole model, from token ids to logits."""
 
@@ -260,13 +302,15 @@ class DecoderParts(msgspec.Struct, frozen=True, eq=False):
     """What logits are multiplied by."""
     logits_divisor: float | None = None
     """What logits are divided by."""
+    layer_inputs: LayerInputsParts | None = None
 
     def bound(self, cache: KVCache) -> Any:
         """Returns what computes the last hidden states."""
         layers = [layer.bound(cache) for layer in self.layers]
         rotations = [each.bound() for each in self.rotations]
         embedding = self.embedding, self.after_embedding, self.embedding_scale
-        return torch.classes.twostep.Decoder(*embedding, rotations, layers, self.norm.bound())
+        inputs = None if self.layer_inputs is None else self.layer_inputs.bound()
+        return torch.classes.twostep.Decoder(*embedding, inputs, rotations, layers, self.norm.bound())
 
 
 def _bound(norm: NormParts | None) -> Any:

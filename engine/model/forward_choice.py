@@ -26,6 +26,7 @@ from engine.model.fused_modules import FusedNorm, Rotation
 from engine.model.kernel_forward import KernelForward
 from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
 from engine.model.known import code_fingerprint
+from engine.model.known.layer_inputs import are_layer_inputs_known, has_layer_inputs, layer_inputs_parts
 from engine.runner.forward import Forward, HeadForward, HeadInput, TransformersForward, TransformersHeadForward
 from engine.runner.model_inputs import build_inputs
 from engine.weights.block_weight import BlockEmbedding
@@ -51,6 +52,8 @@ FAMILIES = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "gemma4_text",
+    "gemma4_unified_text",
     "glm",
     "glm4",
     "glm4_moe",
@@ -139,6 +142,7 @@ def is_known(module: PreTrainedModel) -> bool:
         isinstance(head, PackedLinear)
         and isinstance(own_part(head.packed), KernelWeight | KernelQuantizedWeight)
         and _is_embedding_known(embedding)
+        and (not has_layer_inputs(decoder) or are_layer_inputs_known(decoder))
         and _is_rotary_known(decoder.rotary_emb)
         and isinstance(decoder.norm, FusedNorm)
         and embedding.weight.dtype == head.packed.dtype
@@ -167,12 +171,12 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     decoder, head = cast(Any, module.base_model), cast(Any, module.get_output_embeddings())
     embedding = decoder.embed_tokens
     rotations, numbers = _rotations_of(decoder)
-    layers = zip(decoder.layers, numbers, strict=True)
+    layers = zip(decoder.layers, numbers, _sources_of(decoder.layers), strict=True)
     logits_factor, logits_divisor = code_fingerprint.logits_scale(module)
     return DecoderParts(
         _rows_of(embedding),
         rotations,
-        tuple(msgspec.structs.replace(layer.parts, rotation=number) for layer, number in layers),
+        tuple(msgspec.structs.replace(each.parts, rotation=number, source=source) for each, number, source in layers),
         norm_parts(decoder.norm),
         linear_parts(head.packed, head.bias),
         embedding.gather if isinstance(embedding, GatheredEmbedding) else None,
@@ -180,15 +184,25 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
         module.config.final_logit_softcapping if code_fingerprint.caps_logits(module) else None,
         logits_factor,
         logits_divisor,
+        layer_inputs_parts(decoder) if has_layer_inputs(decoder) else None,
     )
+
+
+def _sources_of(layers: Sequence[Any]) -> list[int | None]:
+    """Returns for each layer of a known decoder the one before it whose keys and values it takes; None if its own."""
+    lenders: dict[str, int] = {}
+    sources: list[int | None] = []
+    for number, kv in enumerate(layer.kv for layer in layers):
+        sources.append(lenders[kv.kind] if kv.values == "of another layer" else None)
+        if kv.lends:
+            lenders[kv.kind] = number
+    return sources
 
 
 def _embedding_scale(decoder: Any) -> float | None:
     if code_fingerprint.scales_embedding(decoder):
         return float(decoder.embedding_multiplier)
-    embedding = decoder.embed_tokens
-    is_scaled = code_fingerprint.is_scaled_embedding(embedding)
-    return embedding.embed_scale.to(embedding.weight.dtype).item() if is_scaled else None
+    return code_fingerprint.embedding_scale(decoder.embed_tokens)
 
 
 def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from engine.model.fused_modules import FusedAttention, FusedMLP, FusedRMSNorm
 
-__all__ = ["FusedDecoderLayer", "LayerForm", "LayerNorms"]
+__all__ = ["FusedDecoderLayer", "LayerForm", "LayerInput", "LayerNorms"]
 
 
 class LayerNorms(NamedTuple):
@@ -16,6 +16,14 @@ class LayerNorms(NamedTuple):
     attended: Any | None
     mlp: Any | None
     added: Any | None
+
+
+class LayerInput(NamedTuple):
+    """What a layer does with an input of its own: names of its parts. The input is multiplied by a gelu of `gate`."""
+
+    gate: str
+    projection: str
+    norm: str
 
 
 class LayerForm(NamedTuple):
@@ -33,6 +41,10 @@ class LayerForm(NamedTuple):
     """Name of its MLP, or of its mixture of experts."""
     shared: str | None = None
     """Name of an MLP beside the mixture, which reads what that reads, if there is one."""
+    input: LayerInput | None = None
+    """What adds an input of the layer's own, if it has one."""
+    factor: float = 1.0
+    """What its output is multiplied by."""
 
 
 class FusedDecoderLayer(nn.Module):
@@ -41,10 +53,7 @@ class FusedDecoderLayer(nn.Module):
     def __init__(self, layer: Any, form: LayerForm) -> None:
         super().__init__()
         self.form = form
-        for name in form.names:
-            if name is not None:
-                setattr(self, name, getattr(layer, name))
-        for name in (form.mixer, form.ffn, form.shared):
+        for name in (*form.names, form.mixer, form.ffn, form.shared, *(form.input or ())):
             if name is not None:
                 setattr(self, name, getattr(layer, name))
         self.next_norm: FusedRMSNorm | None = None
@@ -71,13 +80,16 @@ class FusedDecoderLayer(nn.Module):
             if isinstance(part, FusedAttention | FusedMLP) and self.form.names.added is None:
                 part.leaves_sum = True
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
+    def forward(self, hidden_states: Tensor, layer_input: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Returns the output [1, T, H] for rows [1, T, H] and inputs of the layer's own [1, T, N]."""
         norms = self.norms
         read = hidden_states if norms.attention is None else norms.attention(hidden_states)
         mixed = _first_of(self.mixer(hidden_states=read, **kwargs))
         residual, normed = self._add_and_norm(hidden_states, self._finished(mixed, norms.attended))
         out = self._finished(self._fed_forward(read if self.form.is_parallel else normed), norms.added)
-        return cast(Tensor, residual + out) if self.next_norm is None else self.next_norm.add_ahead(residual, out)
+        if self.next_norm is not None:
+            return self.next_norm.add_ahead(residual, out)
+        return self._ended(cast(Tensor, residual + out), layer_input)
 
     def _fed_forward(self, normed: Tensor) -> Any:
         out = _first_of(self.ffn(normed))  # gpt-oss returns a router's scores, too
@@ -87,6 +99,15 @@ class FusedDecoderLayer(nn.Module):
         """Returns what is added to the residual."""
         normed = added if norm is None else norm(added)
         return normed if self.form.multiplier is None else normed * self.form.multiplier
+
+    def _ended(self, total: Tensor, layer_input: Tensor | None) -> Tensor:
+        """Returns the sum with the layer's own input, times its factor."""
+        if self.form.input is not None:
+            assert layer_input is not None, "such a layer has an input of its own"
+            gate, projection, norm = (getattr(self, name) for name in self.form.input)
+            gated = nn.functional.gelu(gate(total), approximate="tanh") * layer_input
+            total = total + norm(projection(gated))
+        return total if self.form.factor == 1.0 else total * self.form.factor
 
     def _add_and_norm(self, residual: Tensor, x: Any) -> tuple[Tensor, Tensor]:
         """Returns the sum, and what an MLP that reads it gets."""

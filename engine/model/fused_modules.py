@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from engine.attention.kv_source import OWN_KV, KVSource, LentKV, head_counts
 from engine.attention.registry import AttentionCall, attend
 from engine.weights.segment_sums import SegmentSums
 
@@ -24,6 +25,7 @@ __all__ = [
     "FusedNorm",
     "FusedRMSNorm",
     "FusedRotaryEmbedding",
+    "HeadNorms",
     "QueryScaling",
     "Rotation",
     "concatenated",
@@ -160,37 +162,45 @@ class Rotation(NamedTuple):
         return whole.float() if self.is_wide else whole
 
 
+class HeadNorms(NamedTuple):
+    """The norms of queries, keys and values, as far as an attention has them."""
+
+    query: FusedRMSNorm | None = None
+    key: FusedRMSNorm | None = None
+    value: FusedRMSNorm | None = None
+
+
 class FusedAttention(nn.Module):
     """Attention whose queries, keys and values come from one matmul, are normed if the model does, and then rotated.
-    That matmul may have gates, too, whose sigmoids multiply what is attended to."""
+    That matmul may have gates, too, whose sigmoids multiply what is attended to, or lack values, or keys, too, which
+    are then those of its `kv`."""
 
     def __init__(
         self,
         attention: Any,
         call: AttentionCall,
-        norms: tuple[FusedRMSNorm, FusedRMSNorm] | None,
+        norms: HeadNorms,
         rotation: Rotation,
+        kv: KVSource = OWN_KV,
         is_gated: bool = False,
         out_name: str = "o_proj",
     ) -> None:
         """`call` is any call that `attention` made: its shapes and constants are those of all its calls.
 
-        `norms` are those of queries and of keys, with one eps, each of a head or of all heads together. If it is gated,
-        a head of its query projection is followed by the head's gates. `out_name` is that of its last layer.
+        `norms` have one eps, each is of a head or, of queries and keys, of all heads together. If it is gated, a head
+        of its query projection is followed by the head's gates. `out_name` is that of its last layer.
         """
         super().__init__()
         _, self.num_heads, self.head_size = call.query.shape
-        self.num_kv_heads, self.is_gated = call.key.shape[1], is_gated
+        self.num_kv_heads, self.is_gated, self.kv = call.key.shape[1], is_gated, kv
         is_one = hasattr(attention, "qkv_proj")
-        self.names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")
+        self.names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")[: len(self.head_counts)]
         """The layers of `attention` that are one here."""
         linears = [getattr(attention, name) for name in self.names]
         self.qkv_proj = linears[0] if is_one else merged_rows(linears, self.joined)
         self.out_name = out_name
         self.o_proj, self.rotation = getattr(attention, out_name), rotation
-        self.q_norm: FusedRMSNorm | None
-        self.k_norm: FusedRMSNorm | None
-        self.q_norm, self.k_norm = (None, None) if norms is None else norms
+        self.q_norm, self.k_norm, self.v_norm = norms
         sinks = call.params.sinks  # of a mapped file, which nothing but a module's parameters may hold
         params = call.params if sinks is None else call.params._replace(sinks=sinks.clone())
         self.call = call._replace(params=params)
@@ -198,6 +208,11 @@ class FusedAttention(nn.Module):
         self._query_scales = None if scaling is None else scaling.numbers(call.query.dtype)
         self.leaves_sum = False
         """Whether what is next takes the last product in segments."""
+
+    @property
+    def head_counts(self) -> tuple[int, ...]:
+        """Numbers of heads of queries, keys and values, as far as they are projected."""
+        return head_counts(self.kv.values, self.num_heads, self.num_kv_heads)
 
     def joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the rows of the projections of `names` as the merged one has them, gates last."""
@@ -211,14 +226,14 @@ class FusedAttention(nn.Module):
         hidden_states: Tensor,  # [1, T, H]
         position_embeddings: tuple[Tensor, Tensor] | None = None,  # [1, T, columns] each
         position_ids: Tensor | None = None,  # [1, T]
+        shared_kv_states: LentKV | None = None,
         **_: Any,
     ) -> tuple[Tensor | SegmentSums, None]:
         tables = self.rotation.tables_of(position_embeddings, hidden_states)
         rows = self.qkv_proj(hidden_states[0])
-        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        qkv = rows[:, : sum(sizes) * self.head_size]
-        self._rotate(qkv, *tables, self.query_scales_of(position_ids))
-        query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
+        qkv = rows[:, : sum(self.head_counts) * self.head_size]
+        query, key, value = self._heads_of(qkv, tables, self.query_scales_of(position_ids))
+        key, value = self.kv.exchanged(key, value, shared_kv_states)
         attended = attend(self.call.with_tensors(query, key, value)).flatten(1)  # [T, num_heads * head_size]
         if self.is_gated:
             torch.ops.twostep.multiply_by_gates(attended, rows[:, qkv.shape[1] :], "sigmoid")
@@ -233,12 +248,34 @@ class FusedAttention(nn.Module):
         assert position_ids is not None, "such an attention is told its positions"
         return self._query_scales[position_ids[0] // scaling.interval]
 
-    def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor, query_scales: Tensor | None) -> None:
+    def _heads_of(
+        self, rows: Tensor, tables: tuple[Tensor, Tensor], query_scales: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns queries, keys and values [T, heads, head_size], as far as they are projected."""
+        query, *kv = rows.view(len(rows), -1, self.head_size).split_with_sizes([*self.head_counts], dim=1)
         norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
+        if self.kv.values == "of keys":
+            value = kv[0].clone() if self.v_norm is None else self.v_norm(kv[0])
+            at = self.num_heads * self.head_size
+            self._rotate(rows[:, :at], tables, (self.num_heads, 0), (norms[0], None), query_scales)
+            self._rotate(rows[:, at:], tables, (self.num_kv_heads, 0), (norms[1], None), None)
+            return query, kv[0], value
+        self._rotate(rows, tables, (self.num_heads, self.num_kv_heads if kv else 0), norms, query_scales)
+        if not kv:
+            return query, None, None
+        return query, kv[0], kv[1] if self.v_norm is None else self.v_norm(kv[1])
+
+    def _rotate(
+        self,
+        rows: Tensor,
+        tables: tuple[Tensor, Tensor],
+        heads: tuple[int, int],
+        norms: Sequence[Tensor | None],
+        query_scales: Tensor | None,
+    ) -> None:
         eps = 0.0 if self.q_norm is None else self.q_norm.eps
-        heads = self.num_heads, self.num_kv_heads
         form = self.rotation.in_pairs, self.rotation.norms_last
-        torch.ops.twostep.rotate_heads(qkv, cos, sin, *heads, *norms, eps, *form, query_scales)
+        torch.ops.twostep.rotate_heads(rows, *tables, *heads, *norms, eps, *form, query_scales)
 
     @property
     def norms_each_head(self) -> bool:

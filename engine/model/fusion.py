@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, ReLUSquaredActivation, SiLUActivation
 
+from engine.attention.kv_source import OWN_KV, head_counts
 from engine.attention.registry import AttentionCall
-from engine.model.fused_layer import FusedDecoderLayer, LayerForm
+from engine.model.fused_layer import FusedDecoderLayer, LayerForm, LayerInput
 from engine.model.fused_modules import (
     FusedAttention,
     FusedLayerNorm,
@@ -21,10 +22,12 @@ from engine.model.fused_modules import (
     FusedNorm,
     FusedRMSNorm,
     FusedRotaryEmbedding,
+    HeadNorms,
     Rotation,
 )
 from engine.model.fused_recurrent import FusedDeltaNet, FusedMamba2, FusedShortConvolution, names_of_projections
 from engine.model.known import code_fingerprint
+from engine.model.known.kv_sources import has_own_keys, kv_source_of, norm_without_weight, norms_values
 from engine.model.known.layer_form import form_of_layer
 from engine.model.known.recurrent import is_delta_net, is_mamba2, is_short_convolution
 from engine.weights.linear import is_linear
@@ -52,6 +55,8 @@ def fuse_norms(model: PreTrainedModel) -> None:
     fuse_rms_norms(model, model.dtype)
     if model.device.type == "cpu" and code_fingerprint.is_decoder(model.base_model):
         replace_modules(model, lambda module: _fused_layer_norm(module, model.dtype))
+        for module in model.modules():
+            _fuse_norm_without_weight(module)
 
 
 def fuse_rms_norms(module: nn.Module, dtype: torch.dtype) -> None:
@@ -87,9 +92,19 @@ def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
         return FusedRMSNorm(cast(nn.Parameter, weight), float(cast(float, module.variance_epsilon)))
     if code_fingerprint.is_unrounded_rms_norm(module):
         return FusedRMSNorm(_fixed(weight.float()), float(cast(float, module.variance_epsilon)))
+    if code_fingerprint.is_scaling_rms_norm(module):
+        return FusedRMSNorm(_fixed(weight.float()), float(cast(float, module.eps)))
     if code_fingerprint.is_zero_centered_rms_norm(module):
         return FusedRMSNorm(_fixed(1.0 + weight.float()), float(cast(float, module.eps)))
     return None
+
+
+def _fuse_norm_without_weight(owner: nn.Module) -> None:
+    """Replaces a norm that has no weight by one whose numbers are 1: of which size it is, its owner knows."""
+    name, size = norm_without_weight(owner)
+    norm: Any = owner._modules.get(name)
+    if norm is not None and code_fingerprint.is_plain_rms_norm(norm):
+        setattr(owner, name, FusedRMSNorm(_fixed(torch.ones(size)), float(norm.eps)))
 
 
 def _fused_layer_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
@@ -167,54 +182,71 @@ def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall], on_cpu: 
     rotation = code_fingerprint.rotation_of(module)
     if call is None or rotation is None or not _has_shape_of(module, call):
         return None
-    norms = _head_norms(module, call) if has_norms else None
-    if (has_norms and norms is None) or not (on_cpu or _is_for_cuda(module, rotation)):
+    norms = _head_norms(module, call) if has_norms else HeadNorms()
+    if norms is None or not (on_cpu or _is_for_cuda(module, rotation)):
         return None
     gates, out_name = code_fingerprint.gates_output(module), code_fingerprint.name_of_output(module)
-    return FusedAttention(module, call, norms, rotation, gates, out_name)
+    return FusedAttention(module, call, norms, rotation, kv_source_of(module), gates, out_name)
 
 
 def _is_for_cuda(attention: nn.Module, rotation: Rotation) -> bool:
     """Whether the operators on CUDA do what the attention does between its products."""
     is_whole = rotation.is_applied and not rotation.is_partial and not code_fingerprint.gates_output(attention)
-    is_all = not rotation.norms_last and rotation.scaling is None
+    is_all = not rotation.norms_last and rotation.scaling is None and kv_source_of(attention) == OWN_KV
     return is_whole and is_all and not rotation.is_wide and not code_fingerprint.norms_all_heads(attention)
 
 
-def _head_norms(attention: nn.Module, call: AttentionCall) -> tuple[FusedRMSNorm, FusedRMSNorm] | None:
-    query, key = (getattr(attention, name) for name in code_fingerprint.names_of_head_norms(attention))
-    if not isinstance(query, FusedRMSNorm) or not isinstance(key, FusedRMSNorm) or query.eps != key.eps:
+def _head_norms(attention: nn.Module, call: AttentionCall) -> HeadNorms | None:
+    names = code_fingerprint.names_of_head_norms(attention)[: 2 if has_own_keys(attention) else 1]
+    norms = [norm for name in names if isinstance(norm := getattr(attention, name), FusedRMSNorm)]
+    if len(norms) < len(names) or len({norm.eps for norm in norms}) > 1:
         return None
     in_one = code_fingerprint.norms_all_heads(attention)
-    sizes = [part[0].numel() if in_one else part.shape[2] for part in (call.query, call.key)]
-    return (query, key) if sizes == [query.weight.numel(), key.weight.numel()] else None
+    parts = (call.query, call.key)[: len(norms)]
+    sizes = [part[0].numel() if in_one else part.shape[2] for part in parts]
+    if sizes != [norm.weight.numel() for norm in norms]:
+        return None
+    if not norms_values(attention):
+        return HeadNorms(*norms)
+    value = getattr(attention, "v_norm", None)
+    return HeadNorms(*norms)._replace(value=value) if isinstance(value, FusedRMSNorm) else None
 
 
 def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
     """Whether all heads have one even size, and the projections have as many output columns as the call's tensors."""
-    names = ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+    is_one, heads = hasattr(attention, "qkv_proj"), (call.query.shape[1], call.key.shape[1])
+    counts = head_counts(kv_source_of(attention).values, *heads)
+    names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")[: len(counts)]
     if (
         not _are_linear(attention, *names, code_fingerprint.name_of_output(attention))
         or len({part.shape[2] for part in call[:3]}) > 1
     ):
         return False
     sizes = [cast(nn.Linear, getattr(attention, name)).out_features for name in names]
-    columns = [part[0].numel() for part in call[:3]]
+    columns = [count * call.query.shape[2] for count in counts]
     columns[0] *= 1 + code_fingerprint.gates_output(attention)
-    return call.query.shape[2] % 2 == 0 and sizes == (columns if len(names) == 3 else [sum(columns)])
+    return call.query.shape[2] % 2 == 0 and sizes == ([sum(columns)] if is_one else columns)
 
 
 def _fused_layer(module: nn.Module, on_cpu: bool) -> nn.Module | None:
     form = form_of_layer(module)
     if form is None or not (on_cpu or _is_form_for_cuda(form)):
         return None
+    if form.input is not None and not _is_input_known(module, form.input):
+        return None
     norms = [getattr(module, name) for name in form.names if name is not None]
     return FusedDecoderLayer(module, form) if all(isinstance(norm, FusedNorm) for norm in norms) else None
 
 
+def _is_input_known(layer: Any, names: LayerInput) -> bool:
+    are_known = _are_linear(layer, names.gate, names.projection) and isinstance(getattr(layer, names.norm), FusedNorm)
+    return are_known and _activation_name(layer.act_fn) == "gelu_tanh"
+
+
 def _is_form_for_cuda(form: LayerForm) -> bool:
     has_norms_before = form.names.attention is not None and form.names.mlp is not None
-    return has_norms_before and form.multiplier is None and not form.is_parallel
+    is_whole = form.multiplier is None and form.input is None and form.factor == 1.0
+    return has_norms_before and is_whole and not form.is_parallel
 
 
 def _are_linear(module: nn.Module, *names: str) -> bool:

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from engine.attention.kv_source import KVSource, LentKV
 from engine.attention.registry import attend
-from engine.model.decoder_parts import AfterParts, AttentionParts, LayerParts, NormParts
+from engine.model.decoder_parts import AfterParts, AttentionParts, EndParts, LayerParts, NormParts
 from engine.model.fused_layer import FusedDecoderLayer, LayerNorms
 from engine.model.fused_modules import (
     FusedAttention,
@@ -44,11 +45,16 @@ class KernelDecoderLayer(nn.Module):
         self._run_before, self._run_after = self.parts.attention.bound().run, self.parts.after.bound().run
         attention = cast(FusedAttention, layer.self_attn)
         self._call, self._query_scales_of = attention.call, attention.query_scales_of
+        self._exchanged = attention.kv.exchanged
 
     @property
     def index(self) -> int:
         """The layer's index among the attention layers."""
         return self._call.layer
+
+    @property
+    def kv(self) -> KVSource:
+        return cast(FusedAttention, self.layer.self_attn).kv
 
     @property
     def rotation(self) -> Rotation:
@@ -59,9 +65,10 @@ class KernelDecoderLayer(nn.Module):
         """Packed weights of the output projection and the MLP, or what is beside experts, which keys and values do not
         depend on."""
         attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.ffn
+        of_input = [getattr(self.layer, name).packed for name in (self.layer.form.input or ())[:2]]
         if not isinstance(mlp, FusedMLP):
-            return [attention_out, *weights_of_all_rows(mlp)]
-        return [attention_out, mlp.gate_up_proj.packed, mlp.down_proj.packed]
+            return [attention_out, *weights_of_all_rows(mlp), *of_input]
+        return [attention_out, mlp.gate_up_proj.packed, mlp.down_proj.packed, *of_input]
 
     @property
     def num_expert_weights(self) -> int:
@@ -72,16 +79,19 @@ class KernelDecoderLayer(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
+        layer_input: Tensor | None = None,  # [1, T, N]
         position_embeddings: tuple[Tensor, Tensor] | None = None,  # [1, T, columns] each
         position_ids: Tensor | None = None,  # [1, T]
+        shared_kv_states: LentKV | None = None,
         **_: Any,
     ) -> Tensor:
         if are_rows_adapted():
-            positions = {"position_embeddings": position_embeddings, "position_ids": position_ids}
-            return cast(Tensor, self.layer(hidden_states, **positions))
+            told = {"position_embeddings": position_embeddings, "position_ids": position_ids}
+            return cast(Tensor, self.layer(hidden_states, layer_input, **told, shared_kv_states=shared_kv_states))
         tables = *self.rotation.tables_of(position_embeddings, hidden_states), self._query_scales_of(position_ids)
-        attended = attend(self._call.with_tensors(*self._run_before(hidden_states, *tables)))
-        return cast(Tensor, self._run_after(hidden_states, attended))
+        query, key, value = self._run_before(hidden_states, *tables)
+        attended = attend(self._call.with_tensors(query, *self._exchanged(key, value, shared_kv_states)))
+        return cast(Tensor, self._run_after(hidden_states, attended, layer_input))
 
 
 class KernelRecurrentLayer(nn.Module):
@@ -101,7 +111,7 @@ class KernelRecurrentLayer(nn.Module):
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
         if are_rows_adapted():
             return cast(Tensor, self.layer(hidden_states, **kwargs))
-        return cast(Tensor, self._run_after(hidden_states, self._mix(self._run_before(hidden_states))))
+        return cast(Tensor, self._run_after(hidden_states, self._mix(self._run_before(hidden_states)), None))
 
 
 def _kernel_layer(module: nn.Module) -> nn.Module | None:
@@ -113,7 +123,8 @@ def _kernel_layer(module: nn.Module) -> nn.Module | None:
 
 
 def _is_feed_forward_known(layer: FusedDecoderLayer) -> bool:
-    return layer.form.shared is None and (is_known_mlp(layer.ffn) or is_known_mixture(layer.ffn))
+    is_input_known = all(is_known_linear(getattr(layer, name)) for name in (layer.form.input or ())[:2])
+    return layer.form.shared is None and is_input_known and (is_known_mlp(layer.ffn) or is_known_mixture(layer.ffn))
 
 
 def _is_recurrence_known(layer: FusedDecoderLayer) -> bool:
@@ -134,6 +145,7 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         _optional_norm_parts(layer.norms.attention),
         _optional_norm_parts(attention.q_norm),
         _optional_norm_parts(attention.k_norm),
+        _optional_norm_parts(attention.v_norm),
         parts_of_linear(attention.qkv_proj),
         attention.num_heads,
         attention.num_kv_heads,
@@ -142,6 +154,7 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         attention.rotation.in_pairs,
         attention.rotation.norms_last,
         attention.names,
+        attention.kv.values,
     )
     return LayerParts(attention_parts, _after_parts(layer, attention.o_proj))
 
@@ -151,7 +164,15 @@ def _after_parts(layer: FusedDecoderLayer, output: nn.Module) -> AfterParts:
     norms, form = LayerNorms(*map(_optional_norm_parts, layer.norms)), layer.form
     ffn = mlp_parts(layer.ffn) if isinstance(layer.ffn, FusedMLP) else mixture_parts(layer.ffn)
     added = norms.attended, norms.added, form.multiplier, form.is_parallel
-    return AfterParts(parts_of_linear(output), norms.mlp, ffn, *added)
+    return AfterParts(parts_of_linear(output), norms.mlp, ffn, *added, _end_parts(layer))
+
+
+def _end_parts(layer: FusedDecoderLayer) -> EndParts | None:
+    form = layer.form
+    if form.input is None:
+        return None if form.factor == 1.0 else EndParts(form.factor)
+    gate, projection, norm = (getattr(layer, name) for name in form.input)
+    return EndParts(form.factor, parts_of_linear(gate), parts_of_linear(projection), norm_parts(norm))
 
 
 def norm_parts(norm: FusedNorm) -> NormParts:

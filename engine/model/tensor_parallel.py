@@ -67,7 +67,9 @@ def cut_modules(module: PreTrainedModel, group: RankGroup) -> dict[nn.Module, Cu
 
 
 def _can_be_cut(attention: FusedAttention) -> bool:
-    return attention.call.params.sinks is None and attention.norms_each_head and not attention.is_gated
+    has_own_kv = attention.kv.values == "projected" and not attention.kv.lends
+    is_plain = attention.call.params.sinks is None and not attention.is_gated
+    return has_own_kv and is_plain and attention.norms_each_head
 
 
 def _cut_embedding(module: PreTrainedModel, group: RankGroup) -> None:

@@ -27,6 +27,7 @@ GOLDEN = (
     "qwen3",
     "mixtral",
     "gemma3",
+    "gemma4_e",
     "gpt2",
     "phi3",
     "starcoder2",

@@ -35,10 +35,11 @@ ARCHITECTURES = (
     "deepseek_v3",
     "olmo3",
     "cohere2",
+    "gemma4_e",
     "deepseek_v32",
     *sorted(WITH_STATES),
 )
-FURTHER = ("glm_moe_dsa", "glm4_moe", "hunyuan_moe", "ministral3")
+FURTHER = ("glm_moe_dsa", "glm4_moe", "hunyuan_moe", "ministral3", "gemma4")
 """Architectures whose tests are slow: their parts are those of others, in other combinations."""
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 11}
 PARAMS: dict[str, dict[str, Any]] = {

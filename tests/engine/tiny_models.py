@@ -36,6 +36,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.window_groups import window_groups
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import fake_info
+from tests.engine.gemma4_configs import GEMMA4
 
 VOCAB_SIZE = 199
 NUM_STATE_COPIES = 8
@@ -67,7 +68,6 @@ _DSA = {
     **{"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4},
     **{"index_topk": 8, "index_head_dim": 20, "index_n_heads": 16, **_MOE},
 }
-
 # name -> (config class, its own settings)
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
@@ -189,6 +189,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron": ("NemotronConfig", {"head_dim": 12}),
     "arcee": ("ArceeConfig", {"mlp_bias": True}),
+    **GEMMA4,
     "deepseek_v32": ("DeepseekV32Config", _DSA),
     "glm_moe_dsa": ("GlmMoeDsaConfig", {"indexer_types": ["full", "shared", "full"], **_DSA}),
 }
@@ -259,6 +260,8 @@ def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
         for key, buffer in model.named_buffers():
             if "e_score_correction_bias" in key:
                 buffer.normal_(std=std)
+            if "layer_scalar" in key:
+                buffer.uniform_(0.6, 1.4)
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1 and "norm" in key and "bias" not in key:
                 parameter.add_(0.1 * torch.randn_like(parameter))

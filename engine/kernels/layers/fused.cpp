@@ -281,7 +281,7 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
                   const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs, bool norms_last,
                   const std::optional<at::Tensor>& query_scales) {
   TORCH_CHECK(qkv.dim() == 2 && (qkv.is_contiguous() || qkv.stride(1) == 1), "heads lie in the columns of a matrix");
-  TORCH_CHECK(num_heads > 0 && num_kv_heads > 0, "there must be heads");
+  TORCH_CHECK(num_heads > 0 && num_kv_heads >= 0, "there must be heads");
   const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
   const int64_t size = width / all_heads, turned = cos.size(-1), stride = qkv.stride(0);
   TORCH_CHECK(size * all_heads == width && size % 2 == 0, "rows of ", width, " are not ", all_heads, " even heads");

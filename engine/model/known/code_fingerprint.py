@@ -19,10 +19,12 @@ from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from engine.model.fused_modules import QueryScaling, Rotation
+from engine.model.known.kv_sources import SHARING_KEYS
 from engine.model.known.same_code import family_of, global_of, is_like, is_of, is_same, module_name
 
 __all__ = [
     "caps_logits",
+    "embedding_scale",
     "gates_output",
     "is_attention",
     "is_attention_with_norms",
@@ -34,10 +36,12 @@ __all__ = [
     "is_layer_norm",
     "is_pair_rotary_embedding",
     "is_plain_mlp",
+    "is_plain_rms_norm",
     "is_rms_norm",
     "is_rotary_embedding",
     "is_rotary_embedding_by_type",
     "is_scaled_embedding",
+    "is_scaling_rms_norm",
     "is_silu_mlp",
     "is_unbiased_layer_norm",
     "is_unrounded_rms_norm",
@@ -96,6 +100,7 @@ _FURTHER_DECODERS = (
     *("ministral.MinistralModel", "cwm.CwmModel", "olmoe.OlmoeModel", "qwen2_moe.Qwen2MoeModel"),
     *("glm4_moe.Glm4MoeModel", "dots1.Dots1Model", "solar_open.SolarOpenModel", "ernie4_5_moe.Ernie4_5_MoeModel"),
     *("hunyuan_v1_moe.HunYuanMoEV1Model", "nemotron.NemotronModel"),
+    *("gemma4.Gemma4TextModel", "gemma4_unified.Gemma4UnifiedTextModel"),
 )
 _FURTHER_FOR_CAUSAL_LM = (
     *("glm4_moe.Glm4MoeForCausalLM", "dots1.Dots1ForCausalLM", "solar_open.SolarOpenForCausalLM"),
@@ -106,6 +111,7 @@ _WIDE_ROTARY_EMBEDDINGS = (
     *("olmo2.Olmo2RotaryEmbedding", "ernie4_5.Ernie4_5RotaryEmbedding"),
     "ernie4_5_moe.Ernie4_5_MoeRotaryEmbedding",
 )
+_SCALING_NORMS = ("gemma4.Gemma4RMSNorm", "gemma4_unified.Gemma4UnifiedRMSNorm")
 _ROTATIONS = {
     "phi3": Rotation(is_partial=True),
     "olmo2": Rotation(is_wide=True),
@@ -113,6 +119,8 @@ _ROTATIONS = {
     "glm": Rotation(in_pairs=True, is_partial=True),
     "glm4": Rotation(in_pairs=True, is_partial=True),
     "glm4_moe": Rotation(is_partial=True),
+    "gemma4": Rotation(),
+    "gemma4_unified": Rotation(),
     "nemotron": Rotation(is_partial=True),
     "ernie4_5": Rotation(in_pairs=True, is_wide=True),
     "ernie4_5_moe": Rotation(in_pairs=True, is_wide=True),
@@ -124,7 +132,7 @@ _ROTATIONS = {
     "cohere2": Rotation("in pairs", in_pairs=True, is_wide=True),
 }
 # their frequencies are the same in every batch
-_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha")
+_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha", "proportional")
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -135,6 +143,16 @@ def is_rms_norm(module: nn.Module) -> bool:
 def is_unrounded_rms_norm(module: nn.Module) -> bool:
     """Whether the module is an RMSNorm that rounds once, at the end."""
     return is_like(module, modeling_gpt_oss.GptOssRMSNorm)
+
+
+def is_scaling_rms_norm(module: nn.Module) -> bool:
+    """Whether the module is such a one, of a family in which some norms have no weight, and has one."""
+    return is_of(module, *_SCALING_NORMS) and bool(module.with_scale)
+
+
+def is_plain_rms_norm(module: nn.Module) -> bool:
+    """Whether the module is such a one without a weight."""
+    return is_of(module, *_SCALING_NORMS) and not module.with_scale
 
 
 def is_zero_centered_rms_norm(module: nn.Module) -> bool:
@@ -191,6 +209,11 @@ def is_scaled_embedding(module: nn.Module) -> bool:
     return is_known and type(module).__mro__[1] is nn.Embedding and module.max_norm is None
 
 
+def embedding_scale(embedding: Any) -> float | None:
+    """Returns what an embedding multiplies its rows by, a number of their type."""
+    return embedding.embed_scale.to(embedding.weight.dtype).item() if is_scaled_embedding(embedding) else None
+
+
 def is_rotary_embedding(module: nn.Module) -> bool:
     """Whether the module is a rotary embedding whose `inv_freq` never changes, in tables of two equal halves."""
     is_known = is_like(module, modeling_llama.LlamaRotaryEmbedding) or is_of(module, *_WIDE_ROTARY_EMBEDDINGS)
@@ -215,7 +238,8 @@ def is_half_rotary_embedding(module: nn.Module) -> bool:
 
 def is_rotary_embedding_by_type(module: nn.Module) -> bool:
     """Whether the module is a rotary embedding with frequencies for each type of layers, which never change."""
-    is_known = is_of(module, "gemma3.Gemma3RotaryEmbedding", "olmo3.Olmo3RotaryEmbedding")
+    kinds = "gemma4.Gemma4TextRotaryEmbedding", "gemma4_unified.Gemma4UnifiedTextRotaryEmbedding"
+    is_known = is_of(module, "gemma3.Gemma3RotaryEmbedding", "olmo3.Olmo3RotaryEmbedding", *kinds)
     return is_known and {*cast("dict[str, str]", module.rope_type).values()} <= {*_FIXED_ROPE_TYPES}
 
 
@@ -254,7 +278,8 @@ def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
 
 def caps_logits(module: nn.Module) -> bool:
     """Whether the module is such a one, and its logits are capped by `final_logit_softcapping` if its config has it."""
-    return is_like(module, modeling_gemma2.Gemma2ForCausalLM) or is_of(module, "gemma3.Gemma3ForCausalLM")
+    kinds = "gemma3.Gemma3ForCausalLM", "gemma4.Gemma4ForCausalLM", "gemma4_unified.Gemma4UnifiedForCausalLM"
+    return is_like(module, modeling_gemma2.Gemma2ForCausalLM) or is_of(module, *kinds)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -270,7 +295,7 @@ def is_attention(module: nn.Module) -> bool:
 def is_attention_with_norms(module: nn.Module) -> bool:
     """Whether the module is an attention that norms queries and keys, by those of `names_of_head_norms`."""
     kinds = (
-        *("gemma3.Gemma3Attention", "exaone4.Exaone4Attention"),
+        *("gemma3.Gemma3Attention", "exaone4.Exaone4Attention", *SHARING_KEYS),
         *(*_NORMING_ALL_HEADS, *_NORMING_LAST, *_GATING_OUTPUT, *_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
     )
     is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or _is_glm_with_norms(module)

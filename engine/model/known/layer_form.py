@@ -1,5 +1,6 @@
 """Decoder layers that are known: what they consist of."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from torch import nn
@@ -8,7 +9,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.mixtral import modeling_mixtral
 
-from engine.model.fused_layer import LayerForm, LayerNorms
+from engine.model.fused_layer import LayerForm, LayerInput, LayerNorms
 from engine.model.known.same_code import is_like, is_of
 
 __all__ = ["form_of_layer"]
@@ -32,6 +33,7 @@ _NORMS_AROUND_AS_GLM4 = LayerNorms(
 _NORMS_AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _NORMS_OF_OPERATOR = LayerNorms("operator_norm", None, "ffn_norm", None)
 _NORMS_AROUND_OPERATOR = LayerNorms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm")
+_OWN_INPUT = LayerInput("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
 _ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
 
 
@@ -51,24 +53,40 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
         return LayerForm(_NORMS_AFTER)
     if is_of(module, "granite.GraniteDecoderLayer"):
         return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
-    if is_of(module, "granitemoehybrid.GraniteMoeHybridDecoderLayer"):
-        return _form_beside_shared_mlp(module)
     if is_of(module, *_WITH_DELTA_NETS):
         is_recurrent = cast(Any, module).block_type == "linear_attention"
         return LayerForm(_NORMS_BEFORE, mixer="linear_attn" if is_recurrent else "self_attn")
-    if is_of(module, "lfm2.Lfm2DecoderLayer", "lfm2_moe.Lfm2MoeDecoderLayer", "lfm3.Lfm3DecoderLayer"):
-        return _form_around_operator(module)
-    is_parallel = is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer")
-    return LayerForm(_ONE_NORM, is_parallel=True) if is_parallel else None
+    if is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer"):
+        return LayerForm(_ONE_NORM, is_parallel=True)
+    form_of = next((form_of for kind, form_of in _VARYING.items() if is_of(module, kind)), None)
+    return form_of(module) if form_of else None
 
 
-def _form_beside_shared_mlp(layer: Any) -> LayerForm:
+def _form_of_gemma4(layer: Any) -> LayerForm | None:
+    if getattr(layer, "enable_moe_block", False):
+        return None
+    own = _OWN_INPUT if getattr(layer, "hidden_size_per_layer_input", 0) else None
+    return LayerForm(_NORMS_AROUND, input=own, factor=float(layer.layer_scalar))
+
+
+def _form_beside_shared_mlp(layer: Any) -> LayerForm | None:
     ffn, shared = ("block_sparse_moe", "shared_mlp") if layer.has_experts else ("shared_mlp", None)
     mixer = "self_attn" if layer.mamba is None else "mamba"
     return LayerForm(_NORMS_BEFORE, float(layer.residual_multiplier), mixer=mixer, ffn=ffn, shared=shared)
 
 
-def _form_around_operator(layer: Any) -> LayerForm:
+def _form_around_operator(layer: Any) -> LayerForm | None:
     has_norms_after = type(getattr(layer, "post_operator_norm", nn.Identity())) is not nn.Identity
     names = _NORMS_AROUND_OPERATOR if has_norms_after else _NORMS_OF_OPERATOR
     return LayerForm(names, mixer="self_attn" if layer.is_attention_layer else "conv", ffn="feed_forward")
+
+
+_VARYING: dict[str, Callable[[Any], LayerForm | None]] = {
+    "gemma4.Gemma4TextDecoderLayer": _form_of_gemma4,
+    "gemma4_unified.Gemma4UnifiedTextDecoderLayer": _form_of_gemma4,
+    "granitemoehybrid.GraniteMoeHybridDecoderLayer": _form_beside_shared_mlp,
+    "lfm2.Lfm2DecoderLayer": _form_around_operator,
+    "lfm2_moe.Lfm2MoeDecoderLayer": _form_around_operator,
+    "lfm3.Lfm3DecoderLayer": _form_around_operator,
+}
+"""Layers that differ by their settings, or by their place in the model."""

@@ -192,6 +192,12 @@ def square_the_gate(model: Any) -> nn.Module:
     return mlp
 
 
+def gate_the_input_by_silu(model: Any) -> nn.Module:
+    layer: nn.Module = model.model.layers[1]
+    layer.act_fn = nn.SiLU()
+    return layer
+
+
 STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
     "a layer that drops": ("phi3", drop_what_attention_adds),
     "an attention that drops": ("seed_oss", drop_what_attention_returns),
@@ -201,6 +207,7 @@ STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
     "another rotation": ("glm4", rotate_another_way),
     "a gate that is squared": ("llama", square_the_gate),
     "bounds of queries": ("olmoe", bound_queries),
+    "an input that is gated in another way": ("gemma4_e", gate_the_input_by_silu),
     "layer norms of heads": ("cohere", norm_heads_by_layer_norms),
 }
 

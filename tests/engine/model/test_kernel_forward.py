@@ -32,7 +32,7 @@ KNOWN = (
     *("smollm3", "smollm3_nope", "phi3", "phi3_partial", "seed_oss", "granite", "olmo2", "olmo3", "exaone4"),
     *("glm", "glm4", "ernie4_5", "cohere2", "starcoder2", "starcoder2_mqa"),
     *("gemma1", "ministral", "cohere", "olmoe", "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "hunyuan_moe"),
-    *("hunyuan", "ministral3", "nemotron", "arcee"),
+    *("hunyuan", "ministral3", "nemotron", "arcee", "gemma4", "gemma4_e"),
 )
 KEPT: dict[str, list[int] | None] = {"all": None, "none": [], "some": [20, 3], "most": [*range(31)]}
 NUM_BLOCKS = 12
@@ -214,6 +214,14 @@ CHANGES_OF_FAMILIES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "pairs by the batch": ("cohere2", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
     "a type of layers by the batch": ("olmo3", rotate_one_type_by_the_batch),
     "dropout": ("starcoder2", lambda model: setattr(model.model, "training", True)),
+    "a clipped embedding of layers": (
+        "gemma4_e",
+        lambda model: setattr(model.model.embed_tokens_per_layer, "max_norm", 1),
+    ),
+    "another norm of layers' inputs": (
+        "gemma4_e",
+        lambda model: setattr(model.model, "per_layer_projection_norm", torch.nn.Identity()),
+    ),
     "a watched head": ("granite", lambda model: model.register_forward_hook(print)),
 }
 

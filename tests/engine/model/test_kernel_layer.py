@@ -94,12 +94,12 @@ def test_a_matmul_that_applies_the_gate_is_the_matmul_and_then_the_gate(size: in
     ones = torch.ones(k, dtype=torch.bfloat16)
     norm = torch.classes.twostep.Norm(ones, 1e-6, False, None)
     mlp = torch.classes.twostep.Mlp(bound(gate_up), bound(down), "silu", True)
-    after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None, None, None, None, False)
+    after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None, None, None, None, False, None)
     for num_rows in (1, 17, 33, 300, 700):
         x = torch.randn(1, num_rows, k).bfloat16()
         normed = torch.ops.twostep.rms_norm(x, ones, 1e-6)[0]
         gated = torch.ops.twostep.gate(gate_up.multiply(normed, None), "silu")
-        out = after.run(x, torch.zeros(num_rows, 1, 16).bfloat16())
+        out = after.run(x, torch.zeros(num_rows, 1, 16).bfloat16(), None)
         assert torch.equal(out[0], x[0] + down.multiply(gated, None))
 
 

@@ -1,0 +1,140 @@
+// A decoder layer around its attention: what makes queries, keys and values, and what is done with what they attend to.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/operators.h"
+#include "layers/feed_forward.h"
+#include "layers/layer_end.h"
+#include "layers/modules.h"
+#include "layers/rotary.h"
+
+namespace twostep {
+
+// Where values come from: from columns of their own, from those of keys, or from another layer, as keys do then.
+enum class Values { kProjected, kOfKeys, kOfAnotherLayer };
+
+inline Values values_named(const std::string& name) {
+  if (name == "projected") return Values::kProjected;
+  if (name == "of keys") return Values::kOfKeys;
+  TORCH_CHECK(name == "of another layer", "values ", name, " are not known");
+  return Values::kOfAnotherLayer;
+}
+
+struct BeforeAttention : torch::CustomClassHolder {
+  OptionalNorm input_norm, query_norm, key_norm, value_norm;
+  Ref<Linear> qkv;  // of queries alone, or of queries and keys, where there is nothing else to project
+  int64_t num_heads, num_kv_heads;
+  Values values;
+  bool in_pairs;    // whether neighbours are rotated
+  bool norms_last;  // whether what is rotated is normed, and not the other way round
+
+  BeforeAttention(OptionalNorm input_norm, OptionalNorm query_norm, OptionalNorm key_norm, OptionalNorm value_norm,
+                  Ref<Linear> qkv, int64_t num_heads, int64_t num_kv_heads, const std::string& values, bool in_pairs,
+                  bool norms_last)
+      : input_norm(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
+        value_norm(std::move(value_norm)), qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads),
+        values(values_named(values)), in_pairs(in_pairs), norms_last(norms_last) {}
+
+  at::Tensor normed(const at::Tensor& x) const { return input_norm ? (**input_norm)(x) : x; }
+
+  // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated; the latter
+  // are none if they are another layer's
+  Heads project(const at::Tensor& normed, const Angles& angles, Workspace& work, const AdapterRows& rows) const {
+    at::Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
+    if (values == Values::kOfKeys) return with_values_of_keys(all, angles);
+    const int64_t kv_heads = values == Values::kProjected ? num_kv_heads : 0;
+    rotate(all, angles, num_heads, kv_heads, query_norm, key_norm, angles.query_scales);
+    if (kv_heads == 0) return {all.view({all.size(0), num_heads, all.size(1) / num_heads}), {}, {}};
+    Heads heads = work.heads_of(all, num_heads, num_kv_heads);
+    if (value_norm) heads.value = (**value_norm)(heads.value);
+    return heads;
+  }
+
+ private:
+  // Queries and keys lie in the columns of `all`. Values are what keys are before they are normed and rotated.
+  Heads with_values_of_keys(const at::Tensor& all, const Angles& angles) const {
+    const int64_t num_both = num_heads + num_kv_heads;
+    const at::Tensor heads = all.view({all.size(0), num_both, all.size(1) / num_both});
+    const at::Tensor query = heads.narrow(1, 0, num_heads), key = heads.narrow(1, num_heads, num_kv_heads);
+    const at::Tensor value = value_norm ? (**value_norm)(key) : key.clone();
+    at::Tensor queries = all.narrow(1, 0, num_heads * heads.size(2));
+    at::Tensor keys = all.narrow(1, queries.size(1), num_kv_heads * heads.size(2));
+    rotate(queries, angles, num_heads, 0, query_norm, {}, angles.query_scales);
+    rotate(keys, angles, num_kv_heads, 0, key_norm, {}, {});
+    return {query, key, value};
+  }
+
+  void rotate(at::Tensor& rows, const Angles& angles, int64_t num_heads, int64_t num_kv_heads,
+              const OptionalNorm& query_norm, const OptionalNorm& key_norm, const OptionalTensor& query_scales) const {
+    const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
+    rotate_heads(rows, angles.cos, angles.sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
+                 query_norm ? (*query_norm)->eps : 0.0, in_pairs, norms_last, query_scales);
+  }
+};
+
+struct AfterAttention : torch::CustomClassHolder {
+  Ref<Linear> attention_out;
+  OptionalNorm norm;
+  Ref<FeedForward> feed_forward;
+  OptionalNorm attention_norm, feed_forward_norm;  // of what either adds to the residual
+  std::optional<double> multiplier;                // of that
+  bool is_parallel;                                // whether the MLP reads the norm of what attention does, too
+  OptionalEnd end;
+
+  AfterAttention(Ref<Linear> attention_out, OptionalNorm norm, Ref<FeedForward> feed_forward,
+                 OptionalNorm attention_norm, OptionalNorm feed_forward_norm, std::optional<double> multiplier,
+                 bool is_parallel, OptionalEnd end)
+      : attention_out(std::move(attention_out)), norm(std::move(norm)), feed_forward(std::move(feed_forward)),
+        attention_norm(std::move(attention_norm)), feed_forward_norm(std::move(feed_forward_norm)),
+        multiplier(multiplier), is_parallel(is_parallel), end(std::move(end)) {}
+
+  std::vector<Ref<Linear>> linears_of_end() const { return end ? (*end)->linears() : std::vector<Ref<Linear>>{}; }
+
+  // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output, but for its end
+  std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended, Workspace& work,
+                                                const AdapterRows& rows) const {
+    const at::Tensor projected =
+        finished(attention_norm, (*attention_out)(attended, work.added, Activation::kNone, rows));
+    at::Tensor residual, normed;
+    if (is_parallel) {
+      normed = (**norm)(x, work.normed);
+      residual = add_rows(x, projected, work.residual);
+    } else {
+      std::tie(residual, normed) = add_and_norm(norm, x, projected, work.residual, work.normed);
+    }
+    return {residual, finished(feed_forward_norm, (*feed_forward)(normed, work, rows))};
+  }
+
+ private:
+  // Makes of a product what is added to the residual, in its place.
+  at::Tensor finished(const OptionalNorm& norm, const at::Tensor& rows) const {
+    const at::Tensor normed = norm ? (*norm)->in_place(rows) : rows;
+    if (multiplier) scale_rows(normed, *multiplier);
+    return normed;
+  }
+};
+
+// A layer's feed-forward part is an MLP or a mixture: one of both.
+inline Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, OptionalNorm norm, std::optional<Ref<Mlp>> mlp,
+                                       std::optional<Ref<Mixture>> mixture, OptionalNorm attention_norm,
+                                       OptionalNorm feed_forward_norm, std::optional<double> multiplier,
+                                       bool is_parallel, OptionalEnd end) {
+  TORCH_CHECK(mlp.has_value() != mixture.has_value(), "a layer has an MLP or a mixture");
+  TORCH_CHECK(norm || !is_parallel, "a layer whose parts are parallel has a norm");
+  const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);
+  return c10::make_intrusive<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward,
+                                             std::move(attention_norm), std::move(feed_forward_norm), multiplier,
+                                             is_parallel, std::move(end));
+}
+
+}  // namespace twostep
