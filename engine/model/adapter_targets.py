@@ -100,9 +100,9 @@ def _linears_of_mlp(mlp: MlpParts, path: str) -> Iterator[_Linear]:
 def _beside(mixture: MixtureParts) -> Iterator[_Linear]:
     """Yields those of a mixture, all but its experts' and its router's."""
     if mixture.shared is not None:
-        yield from _linears_of_mlp(mixture.shared, f"mlp.{mixture.shared_name}")
+        yield from _linears_of_mlp(mixture.shared, mixture.shared_path)
     if mixture.shared_gate is not None:
-        yield _whole(mixture.shared_gate, f"mlp.{mixture.shared_name}_gate")
+        yield _whole(mixture.shared_gate, f"{mixture.shared_path}_gate")
 
 
 def _whole(linear: LinearParts, name: str) -> _Linear:

@@ -27,6 +27,7 @@ __all__ = [
     "LayerInputsParts",
     "LayerParts",
     "LinearParts",
+    "MixtureNormsParts",
     "MixtureParts",
     "MlpParts",
     "NormParts",
@@ -163,11 +164,29 @@ class RouterParts(msgspec.Struct, frozen=True, eq=False):
     """What they are multiplied by then."""
     is_rounded: bool = False
     """Whether they are rounded to the type of the rows."""
+    of_experts: Tensor | None = None
+    """Numbers [E] in float32, by which the weights of each expert are multiplied."""
 
     def bound(self) -> Any:
         choice = self.scoring, self.is_wide, self.choice_bias, self.num_groups, self.num_chosen_groups, self.is_sorted
         weighing = self.is_normalized, self.sum_offset, self.least_sum, self.factor, self.is_rounded
-        return torch.classes.twostep.Router(self.linear.bound(), self.top_k, *choice, *weighing)
+        return torch.classes.twostep.Router(self.linear.bound(), self.top_k, *choice, *weighing, self.of_experts)
+
+
+class MixtureNormsParts(msgspec.Struct, frozen=True, eq=False):
+    """Norms of a mixture's parts. Router and experts read norms of their own of a layer's sum, not the one that the
+    MLP beside them reads; what experts and MLP make is normed, too."""
+
+    router: NormParts
+    router_factor: float
+    """What the router's rows are multiplied by."""
+    experts: NormParts
+    added: NormParts
+    shared: NormParts
+
+    def bound(self) -> Any:
+        read = self.router.bound(), self.router_factor, self.experts.bound()
+        return torch.classes.twostep.MixtureNorms(*read, self.added.bound(), self.shared.bound())
 
 
 class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
@@ -176,15 +195,17 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     router: RouterParts
     experts: ExpertParts
     shared: MlpParts | None = None
-    shared_name: str = ""
-    """That MLP's name in the checkpoint."""
+    shared_path: str = ""
+    """That MLP's path in the checkpoint."""
     shared_gate: LinearParts | None = None
     """What weighs its rows, by the sigmoid of a number of each."""
+    norms: MixtureNormsParts | None = None
 
     def bound(self) -> Any:
         shared = None if self.shared is None else self.shared.bound()
         gate = None if self.shared_gate is None else self.shared_gate.bound()
-        return torch.classes.twostep.Mixture(self.router.bound(), self.experts.bound(), shared, gate)
+        norms = None if self.norms is None else self.norms.bound()
+        return torch.classes.twostep.Mixture(self.router.bound(), self.experts.bound(), shared, gate, norms)
 
 
 class EndParts(msgspec.Struct, frozen=True, eq=False):

@@ -24,9 +24,10 @@ from engine.model.drafting.kernel_head import HeadParts, KernelHeadForward
 from engine.model.drafting.mtp_head import MtpInput, join_parts
 from engine.model.fused_modules import FusedNorm, Rotation
 from engine.model.kernel_forward import KernelForward
-from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
+from engine.model.kernel_layer import KernelDecoderLayer
 from engine.model.known import code_fingerprint
 from engine.model.known.layer_inputs import are_layer_inputs_known, has_layer_inputs, layer_inputs_parts
+from engine.model.known.norms import norm_parts
 from engine.runner.forward import Forward, HeadForward, HeadInput, TransformersForward, TransformersHeadForward
 from engine.runner.model_inputs import build_inputs
 from engine.weights.block_weight import BlockEmbedding

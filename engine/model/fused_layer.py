@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from engine.model.fused_modules import FusedAttention, FusedMLP, FusedRMSNorm
 
-__all__ = ["FusedDecoderLayer", "LayerForm", "LayerInput", "LayerNorms"]
+__all__ = ["ExpertsBeside", "FusedDecoderLayer", "LayerForm", "LayerInput", "LayerNorms"]
 
 
 class LayerNorms(NamedTuple):
@@ -26,6 +26,20 @@ class LayerInput(NamedTuple):
     norm: str
 
 
+class ExpertsBeside(NamedTuple):
+    """Experts beside a layer's MLP, which read what that reads a norm of: names of their parts."""
+
+    router: str
+    """What gives scores, weights and experts of rows that are not normed."""
+    experts: str
+    norm: str
+    """Norm of what experts read."""
+    added: str
+    """Norm of what they make."""
+    of_mlp: str
+    """Norm of what the MLP makes."""
+
+
 class LayerForm(NamedTuple):
     """What a decoder layer consists of, beside its attention and its MLP."""
 
@@ -41,6 +55,8 @@ class LayerForm(NamedTuple):
     """Name of its MLP, or of its mixture of experts."""
     shared: str | None = None
     """Name of an MLP beside the mixture, which reads what that reads, if there is one."""
+    beside: ExpertsBeside | None = None
+    """Experts beside its MLP, if there are such."""
     input: LayerInput | None = None
     """What adds an input of the layer's own, if it has one."""
     factor: float = 1.0
@@ -53,7 +69,7 @@ class FusedDecoderLayer(nn.Module):
     def __init__(self, layer: Any, form: LayerForm) -> None:
         super().__init__()
         self.form = form
-        for name in (*form.names, form.mixer, form.ffn, form.shared, *(form.input or ())):
+        for name in (*form.names, form.mixer, form.ffn, form.shared, *(form.beside or ()), *(form.input or ())):
             if name is not None:
                 setattr(self, name, getattr(layer, name))
         self.next_norm: FusedRMSNorm | None = None
@@ -86,14 +102,24 @@ class FusedDecoderLayer(nn.Module):
         read = hidden_states if norms.attention is None else norms.attention(hidden_states)
         mixed = _first_of(self.mixer(hidden_states=read, **kwargs))
         residual, normed = self._add_and_norm(hidden_states, self._finished(mixed, norms.attended))
-        out = self._finished(self._fed_forward(read if self.form.is_parallel else normed), norms.added)
+        fed = self._fed_forward(residual, read if self.form.is_parallel else normed)
+        out = self._finished(fed, norms.added)
         if self.next_norm is not None:
             return self.next_norm.add_ahead(residual, out)
         return self._ended(cast(Tensor, residual + out), layer_input)
 
-    def _fed_forward(self, normed: Tensor) -> Any:
+    def _fed_forward(self, residual: Tensor, normed: Tensor) -> Any:
         out = _first_of(self.ffn(normed))  # gpt-oss returns a router's scores, too
+        if self.form.beside is not None:
+            return self._with_experts(residual, out, self.form.beside)
         return out if self.form.shared is None else out + getattr(self, self.form.shared)(normed)
+
+    def _with_experts(self, residual: Tensor, out: Tensor, names: ExpertsBeside) -> Tensor:
+        """Returns the sum of what the MLP has made, and of what experts make of the layer's sum."""
+        router, experts, norm, added, of_mlp = (getattr(self, name) for name in names)
+        rows = residual[0]
+        _, weights, chosen = router(rows)
+        return cast(Tensor, of_mlp(out) + added(experts(norm(rows), chosen, weights))[None])
 
     def _finished(self, added: Any, norm: Any | None) -> Any:
         """Returns what is added to the residual."""

@@ -27,8 +27,9 @@ from engine.model.fused_modules import (
 )
 from engine.model.fused_recurrent import FusedDeltaNet, FusedMamba2, FusedShortConvolution, names_of_projections
 from engine.model.known import code_fingerprint
-from engine.model.known.kv_sources import has_own_keys, kv_source_of, norm_without_weight, norms_values
+from engine.model.known.kv_sources import has_own_keys, kv_source_of, norms_values
 from engine.model.known.layer_form import form_of_layer
+from engine.model.known.norms import norm_without_weight
 from engine.model.known.recurrent import is_delta_net, is_mamba2, is_short_convolution
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
@@ -234,7 +235,8 @@ def _fused_layer(module: nn.Module, on_cpu: bool) -> nn.Module | None:
         return None
     if form.input is not None and not _is_input_known(module, form.input):
         return None
-    norms = [getattr(module, name) for name in form.names if name is not None]
+    names = *form.names, *(form.beside or ())[2:]
+    norms = [getattr(module, name) for name in names if name is not None]
     return FusedDecoderLayer(module, form) if all(isinstance(norm, FusedNorm) for norm in norms) else None
 
 
@@ -245,7 +247,7 @@ def _is_input_known(layer: Any, names: LayerInput) -> bool:
 
 def _is_form_for_cuda(form: LayerForm) -> bool:
     has_norms_before = form.names.attention is not None and form.names.mlp is not None
-    is_whole = form.multiplier is None and form.input is None and form.factor == 1.0
+    is_whole = form.multiplier is None and form.beside is None and form.input is None and form.factor == 1.0
     return has_norms_before and is_whole and not form.is_parallel
 
 

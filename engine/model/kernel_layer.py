@@ -11,23 +11,32 @@ from torch import Tensor, nn
 
 from engine.attention.kv_source import KVSource, LentKV
 from engine.attention.registry import attend
-from engine.model.decoder_parts import AfterParts, AttentionParts, EndParts, LayerParts, NormParts
+from engine.model.decoder_parts import (
+    AfterParts,
+    AttentionParts,
+    EndParts,
+    LayerParts,
+    MixtureParts,
+    MlpParts,
+    NormParts,
+)
 from engine.model.fused_layer import FusedDecoderLayer, LayerNorms
 from engine.model.fused_modules import (
     FusedAttention,
     FusedMLP,
     FusedNorm,
-    FusedRMSNorm,
     Rotation,
 )
 from engine.model.fused_recurrent import FusedRecurrent
+from engine.model.known.beside import are_known_beside, mixture_beside_parts, weights_beside
 from engine.model.known.linears import is_known_linear, is_known_mlp, mlp_parts, parts_of_linear
 from engine.model.known.mixture import is_known_mixture, mixture_parts, weights_of_all_rows
+from engine.model.known.norms import norm_parts
 from engine.weights.adapters import are_rows_adapted
 from engine.weights.module_replacement import replace_modules
 from engine.weights.packed_weight import PackedWeight
 
-__all__ = ["KernelDecoderLayer", "KernelRecurrentLayer", "move_layers_to_kernels", "norm_parts"]
+__all__ = ["KernelDecoderLayer", "KernelRecurrentLayer", "move_layers_to_kernels"]
 
 
 def move_layers_to_kernels(model: nn.Module) -> None:
@@ -66,14 +75,17 @@ class KernelDecoderLayer(nn.Module):
         depend on."""
         attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.ffn
         of_input = [getattr(self.layer, name).packed for name in (self.layer.form.input or ())[:2]]
+        further = [*weights_beside(self.layer), *of_input]
         if not isinstance(mlp, FusedMLP):
-            return [attention_out, *weights_of_all_rows(mlp), *of_input]
-        return [attention_out, mlp.gate_up_proj.packed, mlp.down_proj.packed, *of_input]
+            return [attention_out, *weights_of_all_rows(mlp), *further]
+        return [attention_out, mlp.gate_up_proj.packed, mlp.down_proj.packed, *further]
 
     @property
     def num_expert_weights(self) -> int:
         """Numbers in the weights of all experts, none for an MLP."""
         mixture: Any = self.layer.ffn
+        if self.layer.form.beside is not None:
+            return cast(int, getattr(self.layer, self.layer.form.beside.experts).num_weights)
         return 0 if isinstance(mixture, FusedMLP) else cast(int, mixture.experts.num_weights)
 
     def forward(
@@ -123,8 +135,10 @@ def _kernel_layer(module: nn.Module) -> nn.Module | None:
 
 
 def _is_feed_forward_known(layer: FusedDecoderLayer) -> bool:
+    if layer.form.shared is not None or not are_known_beside(layer):
+        return False
     is_input_known = all(is_known_linear(getattr(layer, name)) for name in (layer.form.input or ())[:2])
-    return layer.form.shared is None and is_input_known and (is_known_mlp(layer.ffn) or is_known_mixture(layer.ffn))
+    return is_input_known and (is_known_mlp(layer.ffn) or is_known_mixture(layer.ffn))
 
 
 def _is_recurrence_known(layer: FusedDecoderLayer) -> bool:
@@ -162,9 +176,14 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
 def _after_parts(layer: FusedDecoderLayer, output: nn.Module) -> AfterParts:
     """Returns the parts behind the layer's mixer, whose last projection is `output`."""
     norms, form = LayerNorms(*map(_optional_norm_parts, layer.norms)), layer.form
-    ffn = mlp_parts(layer.ffn) if isinstance(layer.ffn, FusedMLP) else mixture_parts(layer.ffn)
     added = norms.attended, norms.added, form.multiplier, form.is_parallel
-    return AfterParts(parts_of_linear(output), norms.mlp, ffn, *added, _end_parts(layer))
+    return AfterParts(parts_of_linear(output), norms.mlp, _feed_forward_parts(layer), *added, _end_parts(layer))
+
+
+def _feed_forward_parts(layer: FusedDecoderLayer) -> MlpParts | MixtureParts:
+    if layer.form.beside is not None:
+        return mixture_beside_parts(layer)
+    return mlp_parts(layer.ffn) if isinstance(layer.ffn, FusedMLP) else mixture_parts(layer.ffn)
 
 
 def _end_parts(layer: FusedDecoderLayer) -> EndParts | None:
@@ -173,14 +192,6 @@ def _end_parts(layer: FusedDecoderLayer) -> EndParts | None:
         return None if form.factor == 1.0 else EndParts(form.factor)
     gate, projection, norm = (getattr(layer, name) for name in form.input)
     return EndParts(form.factor, parts_of_linear(gate), parts_of_linear(projection), norm_parts(norm))
-
-
-def norm_parts(norm: FusedNorm) -> NormParts:
-    """Returns the parts of a norm."""
-    weight = norm.weight.detach()
-    if isinstance(norm, FusedRMSNorm):
-        return NormParts(weight, norm.eps)
-    return NormParts(weight, norm.eps, True, None if norm.bias is None else norm.bias.detach())
 
 
 def _optional_norm_parts(norm: FusedNorm | None) -> NormParts | None:

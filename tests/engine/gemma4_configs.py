@@ -25,4 +25,11 @@ GEMMA4: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 12},
         },
     ),
+    "gemma4_moe": (
+        "Gemma4TextConfig",
+        {
+            **_COMMON,
+            **{"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+        },
+    ),
 }

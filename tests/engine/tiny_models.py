@@ -263,7 +263,7 @@ def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
             if "layer_scalar" in key:
                 buffer.uniform_(0.6, 1.4)
         for key, parameter in model.named_parameters():
-            if parameter.dim() == 1 and "norm" in key and "bias" not in key:
+            if parameter.dim() == 1 and ("norm" in key or "scale" in key) and "bias" not in key:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     path = directory / name
     model.save_pretrained(path)

@@ -269,9 +269,11 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string, bool>());
   library.class_<Router>("Router")
       .def(torch::init<Ref<Linear>, int64_t, std::string, bool, OptionalTensor, int64_t, int64_t, bool, bool, double,
-                       double, double, bool>());
+                       double, double, bool, OptionalTensor>());
+  library.class_<MixtureNorms>("MixtureNorms").def(torch::init<Ref<Norm>, double, Ref<Norm>, Ref<Norm>, Ref<Norm>>());
   library.class_<Mixture>("Mixture")
-      .def(torch::init<Ref<Router>, Ref<moe::Experts>, std::optional<Ref<Mlp>>, std::optional<Ref<Linear>>>());
+      .def(torch::init<Ref<Router>, Ref<moe::Experts>, std::optional<Ref<Mlp>>, std::optional<Ref<Linear>>,
+                       std::optional<Ref<MixtureNorms>>>());
   library.class_<LayerEnd>("LayerEnd")
       .def(torch::init<std::optional<Ref<Linear>>, std::optional<Ref<Linear>>, OptionalNorm, double>());
   library.class_<AfterAttention>("AfterAttention")

@@ -112,7 +112,7 @@ struct AfterAttention : torch::CustomClassHolder {
     } else {
       std::tie(residual, normed) = add_and_norm(norm, x, projected, work.residual, work.normed);
     }
-    return {residual, finished(feed_forward_norm, (*feed_forward)(normed, work, rows))};
+    return {residual, finished(feed_forward_norm, (*feed_forward)(residual, normed, work, rows))};
   }
 
  private:

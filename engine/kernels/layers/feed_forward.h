@@ -20,8 +20,9 @@
 namespace twostep {
 
 struct FeedForward : torch::CustomClassHolder {
-  // normed [T, H] -> [T, H]
-  virtual at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const = 0;
+  // x [T, H], which is added to the result then, and its norm -> [T, H]
+  virtual at::Tensor operator()(const at::Tensor& x, const at::Tensor& normed, const Workspace& work,
+                                const AdapterRows& rows) const = 0;
 
   // The layers to which adapters may add.
   virtual std::vector<Ref<Linear>> linears() const { return {}; }
@@ -40,7 +41,12 @@ struct Mlp : FeedForward {
       : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation),
         gate(is_gated ? activation_named(activation) : Activation::kNone) {}
 
-  at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const override {
+  at::Tensor operator()(const at::Tensor&, const at::Tensor& normed, const Workspace& work,
+                        const AdapterRows& rows) const override {
+    return (*this)(normed, work, rows);
+  }
+
+  at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const {
     if (normed.size(0) <= kGatedTokens) return project(normed, work.gated, work.added, rows);
     const at::Tensor& out = work.added.get(normed.sizes(), normed);
     for (int64_t first = 0; first < normed.size(0); first += kGatedTokens) {
@@ -85,14 +91,15 @@ struct Router : torch::CustomClassHolder {
   double least_sum;           // and which is this at least
   double factor;              // of the weights then
   bool is_rounded;            // whether they are rounded to the rows' dtype
+  OptionalTensor of_experts;  // [N] in float32: what each expert's weights are multiplied by then
 
   Router(Ref<Linear> weight, int64_t num_chosen, const std::string& scoring, bool is_wide, OptionalTensor choice_bias,
          int64_t num_groups, int64_t num_chosen_groups, bool is_sorted, bool is_normalized, double sum_offset,
-         double least_sum, double factor, bool is_rounded)
+         double least_sum, double factor, bool is_rounded, OptionalTensor of_experts)
       : weight(std::move(weight)), num_chosen(num_chosen), scoring(scoring_named(scoring)), is_wide(is_wide),
         choice_bias(std::move(choice_bias)), num_groups(num_groups), num_chosen_groups(num_chosen_groups),
         is_sorted(is_sorted), is_normalized(is_normalized), sum_offset(sum_offset), least_sum(least_sum),
-        factor(factor), is_rounded(is_rounded) {}
+        factor(factor), is_rounded(is_rounded), of_experts(std::move(of_experts)) {}
 
   // normed [T, H] -> the chosen experts and their weights [T, S]
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& normed) const {
@@ -107,6 +114,7 @@ struct Router : torch::CustomClassHolder {
     if (choice_bias) weights = scores.gather(1, experts);
     if (is_normalized) weights.div_(weights.sum(-1, true).add_(sum_offset).clamp_min_(least_sum));
     if (factor != 1.0) weights.mul_(factor);
+    if (of_experts) weights.mul_(of_experts->take(experts));
     return {experts, is_rounded ? weights.to(normed.scalar_type()) : weights};
   }
 
@@ -130,25 +138,47 @@ struct Router : torch::CustomClassHolder {
   }
 };
 
+// Norms of a mixture's parts: its router and its experts read norms of their own of a layer's sum, and not the one that
+// the MLP beside them reads, and what experts and MLP make is normed before it is added.
+struct MixtureNorms : torch::CustomClassHolder {
+  Ref<Norm> router;
+  double router_factor;  // what the router's rows are multiplied by
+  Ref<Norm> experts, added, shared;
+
+  MixtureNorms(Ref<Norm> router, double router_factor, Ref<Norm> experts, Ref<Norm> added, Ref<Norm> shared)
+      : router(std::move(router)), router_factor(router_factor), experts(std::move(experts)), added(std::move(added)),
+        shared(std::move(shared)) {}
+
+  at::Tensor routed(const at::Tensor& x) const {
+    const at::Tensor rows = (*router)(x);
+    scale_rows(rows, router_factor);
+    return rows;
+  }
+};
+
 // Experts that a router chooses, and mostly none that all rows have: an MLP, which may be weighed by a gate's sigmoid.
 struct Mixture : FeedForward {
   Ref<Router> router;
   Ref<moe::Experts> experts;
   std::optional<Ref<Mlp>> shared;
   std::optional<Ref<Linear>> shared_gate;
+  std::optional<Ref<MixtureNorms>> norms;
 
   Mixture(Ref<Router> router, Ref<moe::Experts> experts, std::optional<Ref<Mlp>> shared,
-          std::optional<Ref<Linear>> shared_gate)
+          std::optional<Ref<Linear>> shared_gate, std::optional<Ref<MixtureNorms>> norms)
       : router(std::move(router)), experts(std::move(experts)), shared(std::move(shared)),
-        shared_gate(std::move(shared_gate)) {}
+        shared_gate(std::move(shared_gate)), norms(std::move(norms)) {}
 
-  at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const override {
-    const auto [chosen, weights] = (*router)(normed);
-    const at::Tensor sum = experts->run(normed, chosen, weights);
+  at::Tensor operator()(const at::Tensor& x, const at::Tensor& normed, const Workspace& work,
+                        const AdapterRows& rows) const override {
+    const auto [chosen, weights] = (*router)(norms ? (*norms)->routed(x) : normed);
+    const at::Tensor sum = experts->run(norms ? (*(*norms)->experts)(x) : normed, chosen, weights);
+    if (norms) (*norms)->added->in_place(sum);
     if (!shared) return sum;
     const OptionalTensor gates =
         shared_gate ? OptionalTensor((**shared_gate)(normed, {}, Activation::kNone, rows)) : std::nullopt;
-    add_gated_rows(sum, (**shared)(normed, work, rows), gates);
+    const at::Tensor own = (**shared)(normed, work, rows);
+    add_gated_rows(sum, norms ? (*norms)->shared->in_place(own) : own, gates);
     return sum;
   }
 

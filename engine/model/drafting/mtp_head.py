@@ -29,8 +29,8 @@ from engine.model.drafting.kernel_head import JoinParts
 from engine.model.filled_parameters import fill_parameters
 from engine.model.fused_modules import FusedRMSNorm
 from engine.model.fusion import fuse_rms_norms
-from engine.model.kernel_layer import norm_parts
 from engine.model.known.linears import is_known_linear, parts_of_linear
+from engine.model.known.norms import norm_parts
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe

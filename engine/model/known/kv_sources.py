@@ -7,7 +7,7 @@ from torch import nn
 from engine.attention.kv_source import OWN_KV, KVSource, Values
 from engine.model.known.same_code import is_of
 
-__all__ = ["SHARING_KEYS", "has_own_keys", "kv_source_of", "norm_without_weight", "norms_values"]
+__all__ = ["SHARING_KEYS", "has_own_keys", "kv_source_of", "norms_values"]
 
 SHARING_KEYS = ("gemma4.Gemma4TextAttention", "gemma4_unified.Gemma4UnifiedTextAttention")
 """Attentions some of which take the keys and values of an earlier layer of their type, or their keys as values. They
@@ -32,8 +32,3 @@ def has_own_keys(attention: nn.Module) -> bool:
 def norms_values(attention: nn.Module) -> bool:
     """Whether the attention norms its values, which are its own, by norms without a weight."""
     return is_of(attention, *SHARING_KEYS) and has_own_keys(attention)
-
-
-def norm_without_weight(owner: Any) -> tuple[str, int]:
-    """Returns the name of a module's norm that has no weight, and the size of what it norms; "" if it has none."""
-    return ("v_norm", int(owner.head_dim)) if norms_values(owner) else ("", 0)

@@ -9,7 +9,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.mixtral import modeling_mixtral
 
-from engine.model.fused_layer import LayerForm, LayerInput, LayerNorms
+from engine.model.fused_layer import ExpertsBeside, LayerForm, LayerInput, LayerNorms
 from engine.model.known.same_code import is_like, is_of
 
 __all__ = ["form_of_layer"]
@@ -34,6 +34,10 @@ _NORMS_AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforw
 _NORMS_OF_OPERATOR = LayerNorms("operator_norm", None, "ffn_norm", None)
 _NORMS_AROUND_OPERATOR = LayerNorms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm")
 _OWN_INPUT = LayerInput("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
+_BESIDE = ExpertsBeside(
+    *("router", "experts", "pre_feedforward_layernorm_2"),
+    *("post_feedforward_layernorm_2", "post_feedforward_layernorm_1"),
+)
 _ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
 
 
@@ -62,26 +66,25 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
     return form_of(module) if form_of else None
 
 
-def _form_of_gemma4(layer: Any) -> LayerForm | None:
-    if getattr(layer, "enable_moe_block", False):
-        return None
+def _form_of_gemma4(layer: Any) -> LayerForm:
+    beside = _BESIDE if getattr(layer, "enable_moe_block", False) else None
     own = _OWN_INPUT if getattr(layer, "hidden_size_per_layer_input", 0) else None
-    return LayerForm(_NORMS_AROUND, input=own, factor=float(layer.layer_scalar))
+    return LayerForm(_NORMS_AROUND, beside=beside, input=own, factor=float(layer.layer_scalar))
 
 
-def _form_beside_shared_mlp(layer: Any) -> LayerForm | None:
+def _form_beside_shared_mlp(layer: Any) -> LayerForm:
     ffn, shared = ("block_sparse_moe", "shared_mlp") if layer.has_experts else ("shared_mlp", None)
     mixer = "self_attn" if layer.mamba is None else "mamba"
     return LayerForm(_NORMS_BEFORE, float(layer.residual_multiplier), mixer=mixer, ffn=ffn, shared=shared)
 
 
-def _form_around_operator(layer: Any) -> LayerForm | None:
+def _form_around_operator(layer: Any) -> LayerForm:
     has_norms_after = type(getattr(layer, "post_operator_norm", nn.Identity())) is not nn.Identity
     names = _NORMS_AROUND_OPERATOR if has_norms_after else _NORMS_OF_OPERATOR
     return LayerForm(names, mixer="self_attn" if layer.is_attention_layer else "conv", ffn="feed_forward")
 
 
-_VARYING: dict[str, Callable[[Any], LayerForm | None]] = {
+_VARYING: dict[str, Callable[[Any], LayerForm]] = {
     "gemma4.Gemma4TextDecoderLayer": _form_of_gemma4,
     "gemma4_unified.Gemma4UnifiedTextDecoderLayer": _form_of_gemma4,
     "granitemoehybrid.GraniteMoeHybridDecoderLayer": _form_beside_shared_mlp,

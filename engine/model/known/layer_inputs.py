@@ -4,9 +4,9 @@ from typing import Any
 
 from engine.model.decoder_parts import LayerInputsParts
 from engine.model.fused_modules import FusedRMSNorm
-from engine.model.kernel_layer import norm_parts
 from engine.model.known import code_fingerprint
 from engine.model.known.linears import is_known_linear, parts_of_linear
+from engine.model.known.norms import norm_parts
 
 __all__ = ["are_layer_inputs_known", "has_layer_inputs", "layer_inputs_parts"]
 

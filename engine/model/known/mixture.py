@@ -63,7 +63,7 @@ def mixture_parts(mixture: Any) -> MixtureParts:
         router_parts(_router(mixture)),
         mixture.experts.parts,
         None if shared is None else mlp_parts(shared),
-        _shared_name(mixture),
+        f"mlp.{_shared_name(mixture)}",
         None if gate is None else parts_of_linear(gate),
     )
 

@@ -14,7 +14,7 @@ from engine.model.known.same_code import is_like, is_of
 from engine.weights.moe import RouterWeight
 from engine.weights.packed_weight import KernelWeight, PackedWeight
 
-__all__ = ["is_known_router", "router_parts", "router_weight"]
+__all__ = ["is_known_router", "is_scaling_router", "router_parts", "router_weight"]
 
 _SIGMOID_ROUTERS = ("glm4_moe.Glm4MoeTopkRouter", "dots1.Dots1TopkRouter", "solar_open.SolarOpenTopkRouter")
 
@@ -108,3 +108,9 @@ def _is_corrected_router(module: nn.Module) -> bool:
     """Whether the module chooses by a softmax and a bias, which a module of its own adds."""
     is_known = is_of(module, "ernie4_5_moe.Ernie4_5_MoeTopKRouter")
     return is_known and is_of(cast(Any, module).moe_statics, "ernie4_5_moe.Ernie4_5_MoeStatics")
+
+
+def is_scaling_router(module: nn.Module) -> bool:
+    """Whether the module norms and scales rows, chooses the likeliest experts by a softmax, whose weights add up to
+    one, and multiplies the weights of each by a number."""
+    return is_of(module, "gemma4.Gemma4TextRouter")

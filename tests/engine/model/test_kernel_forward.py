@@ -32,7 +32,7 @@ KNOWN = (
     *("smollm3", "smollm3_nope", "phi3", "phi3_partial", "seed_oss", "granite", "olmo2", "olmo3", "exaone4"),
     *("glm", "glm4", "ernie4_5", "cohere2", "starcoder2", "starcoder2_mqa"),
     *("gemma1", "ministral", "cohere", "olmoe", "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "hunyuan_moe"),
-    *("hunyuan", "ministral3", "nemotron", "arcee", "gemma4", "gemma4_e"),
+    *("hunyuan", "ministral3", "nemotron", "arcee", "gemma4", "gemma4_e", "gemma4_moe"),
 )
 KEPT: dict[str, list[int] | None] = {"all": None, "none": [], "some": [20, 3], "most": [*range(31)]}
 NUM_BLOCKS = 12
