@@ -59,6 +59,7 @@ class _StepResult(NamedTuple):
     batch: Batch | None = None
     updates: list[RequestUpdate] = []  # noqa: RUF012 - never changed
     times: StepTimes = StepTimes()
+    experts_read: float | None = None
 
 
 class Engine:
@@ -208,7 +209,9 @@ class Engine:
         scheduler = self._scheduler.stats
         scheduler = scheduler._replace(num_waiting=scheduler.num_waiting + len(self._grammars))
         num_generated = sum(len(update.token_ids) for update in updates)
-        counts = StepCounts(num_generated, len(self._grammars), self._num_aborts, self._store.stats)
+        counts = StepCounts(
+            num_generated, len(self._grammars), self._num_aborts, result.experts_read, self._store.stats
+        )
         stats = self._accounting.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
         return StepUpdate(ended_s, updates, stats, _computed(result.batch))
 
@@ -269,8 +272,9 @@ class Engine:
             logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
             return _StepResult(batch, self._scheduler.fail(batch, f"The engine failed on this request: {error}"))
         model_s = self._clock() - started_s - drafting_s
-        self._accounting.observe(batch, model_s)
-        return _StepResult(batch, self._scheduler.update(batch, output), StepTimes(model_s, drafting_s, predicted_s))
+        self._accounting.observe(batch, model_s, output.experts_read)
+        times = StepTimes(model_s, drafting_s, predicted_s)
+        return _StepResult(batch, self._scheduler.update(batch, output), times, output.experts_read)
 
     def _with_drafts(self, batch: Batch) -> tuple[Batch, float]:
         """Returns the batch with the draft tokens that it wants of the draft model, and the seconds that these took."""

@@ -197,3 +197,5 @@ class StepOutput:
     """The runner's output for a `Batch`, in the batch's order."""
 
     requests: tuple[RequestStepOutput, ...]
+    experts_read: float | None = None
+    """Share of the model's experts whose weights the step read, over all layers; None where that is not counted."""

@@ -67,9 +67,9 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         for a model without experts."""
         return 1 - (1 - self.expert_share) ** num_tokens if self.expert_bytes else 0.0
 
-    def bytes_of(self, num_tokens: int) -> float:
-        """Expected bytes of weights that a step of `num_tokens` reads, with the experts that these choose."""
-        return self.layer_bytes + self.expert_bytes * self.experts_read(num_tokens)
+    def bytes_of(self, experts_read: float) -> float:
+        """Bytes of weights that a step reads in all layers, with this share of the experts."""
+        return self.layer_bytes + self.expert_bytes * experts_read
 
 
 class Bound(StrEnum):

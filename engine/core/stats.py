@@ -71,6 +71,8 @@ class StepStats(msgspec.Struct, frozen=True):
     ran, and for a step that raised."""
     bound: Bound | None = None
     """Whether floor_s is limited by compute or by memory bandwidth."""
+    experts_read: float | None = None
+    """Share of the model's experts whose weights were read, over all layers; None where that is not counted."""
     ceilings: Ceilings | None = None
     """The machine's peaks as they are known by now: what was measured, or steps showed. None if no engine runs."""
     end_s: float = 0.0

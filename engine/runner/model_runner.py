@@ -26,6 +26,7 @@ from engine.runner.proposer import NoProposer, Proposer
 from engine.runner.row_gather import take_rows
 from engine.runner.sampler_choice import choose_sampler, choose_scorer
 from engine.scheduling.speculation.draft_verification import num_accepted_drafts, rows_of
+from engine.weights.kernel_experts import take_experts_read
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,9 @@ class ModelRunner:
         self._scorer = choose_scorer(model.device, model.has_kernels)
         self._sampler = choose_sampler(model.device, model.has_kernels, model.eos_token_ids)
 
+    def _take_experts_read(self) -> float | None:
+        return take_experts_read() if self._model.has_kernels and self._model.size.expert_bytes else None
+
     @property
     def cache(self) -> KVCache:
         """The model's own KV cache, without that of a draft model."""
@@ -74,7 +78,7 @@ class ModelRunner:
     def prefill(self, batch: Batch) -> StepOutput:
         """Computes a chunk of each prompt, and samples a token for the requests whose last chunk it is."""
         counts = [_num_kept(request) for request in batch.requests]
-        logits, hidden = self._forward(batch, _kept_positions(batch.requests, counts))
+        logits, hidden, experts_read = self._forward(batch, _kept_positions(batch.requests, counts))
         rows = _consecutive(counts)
         sampling = [(own[-1], request) for own, request in zip(rows, batch.requests, strict=True) if request.samples]
         last = take_rows(logits, [row for row, _ in sampling])
@@ -90,7 +94,8 @@ class ModelRunner:
                     embedding=embeddings.get(request.request_id, b""),
                 )
                 for own, request in zip(rows, batch.requests, strict=True)
-            )
+            ),
+            experts_read,
         )
 
     @torch.inference_mode()
@@ -100,14 +105,14 @@ class ModelRunner:
 
         A request gets one token, and one more for each accepted draft token.
         """
-        logits, _ = self._forward(batch, None)
+        logits, _, experts_read = self._forward(batch, None)
         sampled = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
         rows = _consecutive([len(request.token_ids) for request in batch.requests])
         if (
             batch.num_drafts and batch.requests[0].state_slot is not None
         ):  # all requests of a model have states, or none
             self._run_model.settle([_num_verified(*each, sampled) for each in zip(batch.requests, rows, strict=True)])
-        return StepOutput(tuple(self._outputs_of(batch.requests, rows, logits, sampled)))
+        return StepOutput(tuple(self._outputs_of(batch.requests, rows, logits, sampled)), experts_read)
 
     @torch.inference_mode()
     @_telling_of_the_device()
@@ -115,9 +120,9 @@ class ModelRunner:
         """Returns the batch with the draft tokens that its requests want, sampled one after the other."""
         return self._proposer.draft(batch)
 
-    def _forward(self, batch: Batch, kept: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: Batch, kept: Sequence[int] | None) -> tuple[Tensor, Tensor, float | None]:
         """Runs the model, and what proposes beside it. Returns logits and hidden states at the `kept` positions of the
-        flat batch; None keeps all."""
+        flat batch, None keeps all, and the share of the experts that was read, if it is known."""
         block_size = self._cache.block_size
         last_block = max(
             table[(request.end - 1) // block_size]
@@ -129,9 +134,11 @@ class ModelRunner:
         if copies := tuple(chain.from_iterable(request.block_copies for request in batch.requests)):
             self._cache.copy_blocks(copies)
             inputs = replace(inputs, block_copies=copies)
+        self._take_experts_read()  # what a draft model read
         output = self._run_model(inputs, kept, self._proposer.hidden_of)
+        experts_read = self._take_experts_read()
         self._proposer.observe(batch, output.all_hidden)
-        return output.logits, output.hidden
+        return output.logits, output.hidden, experts_read
 
     def _sample_one_each(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> dict[str, RequestStepOutput]:
         """Samples one token per request from `logits` [len(requests), vocab]; returns outputs by request id."""

@@ -19,7 +19,7 @@ from engine.weights.partition import Cut, even_cut, starts_of
 from engine.weights.quantized_weight import KernelQuantizedWeight
 from engine.weights.rank_group import Gather, RankGroup
 
-__all__ = ["ExpertParts", "KernelExperts", "expert_cuts", "kernel_experts"]
+__all__ = ["ExpertParts", "KernelExperts", "expert_cuts", "kernel_experts", "take_experts_read"]
 
 
 class KernelExperts(Protocol):
@@ -111,6 +111,13 @@ def expert_cuts(
     halves = slice(first, end), slice(num_inner + first, num_inner + end)
     up = Cut((slice(2 * first, 2 * end),) if gate.is_in_turn else halves)
     return up, even_cut(num_out, group, starts)
+
+
+def take_experts_read() -> float | None:
+    """Returns the share of the experts that C++ calls of this thread have read since the last time, over the layers
+    that ran; None if none did."""
+    num_read, num_experts = torch.ops.twostep.take_experts_read()
+    return num_read / num_experts if num_experts else None
 
 
 def _has_kernel_weights(stack: PackedStack) -> bool:

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/rows.h"
@@ -19,6 +21,18 @@ namespace twostep::moe {
 namespace {
 
 constexpr int64_t kGrainBytes = 1 << 16;  // below which waking another thread costs more than it saves
+
+// Experts that were chosen, and those that could have been, over all layers that ran on this thread.
+struct Counts {
+  int64_t read = 0, all = 0;
+};
+thread_local Counts counts;
+
+// Returns both counts, which begin anew.
+std::tuple<int64_t, int64_t> take_experts_read() {
+  const Counts taken = std::exchange(counts, {});
+  return {taken.read, taken.all};
+}
 
 // Intermediate results, which the next call overwrites.
 struct Workspace {
@@ -143,6 +157,8 @@ at::Tensor Experts::run(const at::Tensor& hidden, const at::Tensor& chosen, cons
               "each row has its experts, and their weights");
   const at::Tensor rows = hidden.contiguous();
   const Order order(chosen.to(at::kLong).contiguous(), up->weights.size());
+  counts.read += order.num_chosen();
+  counts.all += order.num_experts();
   static thread_local Workspace work_of_few;
   Workspace work_of_many, &work = order.count() <= kFewSlots ? work_of_few : work_of_many;
   const at::Tensor outputs = multiply(*this, rows, order, chosen.size(1), work);
@@ -166,3 +182,7 @@ void register_classes(torch::Library& library) {
 }
 
 }  // namespace twostep::moe
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  library.def("take_experts_read() -> (int, int)", &twostep::moe::take_experts_read);
+}

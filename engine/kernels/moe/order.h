@@ -32,6 +32,13 @@ class Order {
   int64_t count() const { return slots_.size(); }
   int64_t num_experts() const { return starts_.size() - 1; }
 
+  // How many experts have a place.
+  int64_t num_chosen() const {
+    int64_t count = 0;
+    for (int64_t expert = 0; expert < num_experts(); ++expert) count += count_of(expert, expert + 1) > 0;
+    return count;
+  }
+
   int64_t slot_at(int64_t place) const { return slots_[place]; }
   int64_t place_of(int64_t slot) const { return places_[slot]; }
 

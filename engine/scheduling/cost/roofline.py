@@ -40,9 +40,10 @@ class Roofline:
         self._ceilings = ceilings
         self._drafting = None if draft_size is None else Roofline(draft_size, ceilings)
 
-    def floor_of(self, batch: Batch) -> StepFloor:
-        """Returns the floor of the batch's step, including the draft model's passes."""
-        floor = self._floor_of(*_spans_of(batch))
+    def floor_of(self, batch: Batch, experts_read: float | None = None) -> StepFloor:
+        """Returns the floor of the batch's step, including the draft model's passes. The step reads this share of the
+        experts, or as many as a choice at random would be."""
+        floor = self._floor_of(*_spans_of(batch), experts_read)
         if self._drafting is None:
             return floor
         passes = self._drafting.floors_of_passes(batch)
@@ -53,10 +54,10 @@ class Roofline:
         """The peaks: the highest that were measured, or that steps showed them to be."""
         return self._ceilings
 
-    def observe(self, batch: Batch, model_s: float) -> None:
+    def observe(self, batch: Batch, model_s: float, experts_read: float | None = None) -> None:
         """Raises the peaks where the batch's step, without drafting, took less time than they allow."""
         spans, scored = _spans_of(batch)
-        work = self._work_of(spans, scored)
+        work = self._work_of(spans, scored, experts_read)
         self._raise_to(Ceilings(work.certain_bytes / model_s, work.flops / model_s))
 
     def measured_again(self, measured: Ceilings) -> None:
@@ -83,16 +84,19 @@ class Roofline:
         """Returns the floor of a step for one token alone, which attends to nothing but itself."""
         return self._floor_of([(0, 1)], [(0, 1)])
 
-    def _floor_of(self, spans: Sequence[Span], scored: Sequence[Span]) -> StepFloor:
-        work = self._work_of(spans, scored)
+    def _floor_of(self, spans: Sequence[Span], scored: Sequence[Span], experts_read: float | None = None) -> StepFloor:
+        work = self._work_of(spans, scored, experts_read)
         memory_s = work.num_bytes / self._ceilings.read_bytes_per_s
         compute_s = work.flops / self._ceilings.flops_per_s
         return StepFloor(compute_s, Bound.COMPUTE) if compute_s > memory_s else StepFloor(memory_s, Bound.MEMORY)
 
-    def _work_of(self, spans: Sequence[Span], scored: Sequence[Span]) -> _Work:
+    def _work_of(self, spans: Sequence[Span], scored: Sequence[Span], experts_read: float | None) -> _Work:
         size, num_tokens, num_scored = self._size, _num_tokens(spans), _num_tokens(scored)
         head_bytes = size.head_bytes if num_scored else 0
-        num_bytes = size.bytes_of(num_tokens) + head_bytes
+        certain_share, share = size.experts_read(1), size.experts_read(num_tokens)
+        if experts_read is not None:
+            certain_share = share = experts_read
+        num_bytes = size.bytes_of(share) + head_bytes
         flops = num_tokens * size.layer_flops + num_scored * size.head_flops
         flops -= (num_tokens - num_scored) * size.last_flops
         for attention in size.attention:
@@ -100,7 +104,7 @@ class Roofline:
             _, scored_pairs = _seen(scored, attention.window)
             num_bytes += positions * attention.bytes_per_token
             flops += pairs * attention.flops_per_pair + scored_pairs * attention.flops_per_scored_pair
-        return _Work(num_bytes, size.bytes_of(1) + head_bytes, flops)
+        return _Work(num_bytes, size.bytes_of(certain_share) + head_bytes, flops)
 
 
 def _spans_of(batch: Batch) -> tuple[list[Span], list[Span]]:

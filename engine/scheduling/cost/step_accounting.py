@@ -31,6 +31,7 @@ class StepCounts(NamedTuple):
     num_generated: int = 0
     num_deferred: int = 0
     num_aborts: int = 0
+    experts_read: float | None = None
     store: KVStoreStats = KVStoreStats()
 
 
@@ -51,9 +52,9 @@ class StepAccounting:
         """Returns the expected `model_s` of the batch's step; None before the first step of its phase."""
         return self._costs.predict(batch)
 
-    def observe(self, batch: Batch, model_s: float) -> None:
-        """Learns that the batch, as it ran, took `model_s`."""
-        self._costs.observe(batch, model_s)
+    def observe(self, batch: Batch, model_s: float, experts_read: float | None) -> None:
+        """Learns that the batch, as it ran, took `model_s`, and read this share of the experts, if that is known."""
+        self._costs.observe(batch, model_s, experts_read)
 
     def observe_drafting(self, batch: Batch, drafting_s: float) -> None:
         """Learns that the draft model took `drafting_s` for the draft tokens of the batch."""
@@ -69,7 +70,7 @@ class StepAccounting:
         duration_s: float,
     ) -> StepStats:
         """Returns the stats of a step that ended, and writes its line of the trace."""
-        floor = self._floor_of(batch, times) if batch and times.model_s else None
+        floor = self._floor_of(batch, times, counts.experts_read) if batch and times.model_s else None
         stats = StepStats(
             phase=batch.phase if batch else None,
             num_requests=len(batch.requests) if batch else 0,
@@ -83,17 +84,18 @@ class StepAccounting:
             num_generated=counts.num_generated,
             num_deferred=counts.num_deferred,
             num_aborts=counts.num_aborts,
+            experts_read=counts.experts_read,
             **counts.store._asdict(),
             **scheduler._asdict(),
         )
         self._tracer.record(batch, stats)
         return stats
 
-    def _floor_of(self, batch: Batch, times: StepTimes) -> StepFloor:
+    def _floor_of(self, batch: Batch, times: StepTimes, experts_read: float | None) -> StepFloor:
         """Returns the floor of a step as it ran: at most the time that it took, where a cache of the machine served
         what is counted as read from memory."""
-        self._roofline.observe(batch, times.model_s)
-        floor = self._roofline.floor_of(batch)
+        self._roofline.observe(batch, times.model_s, experts_read)
+        floor = self._roofline.floor_of(batch, experts_read)
         return floor._replace(seconds=min(floor.seconds, times.model_s + times.drafting_s))
 
     def rest(self) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from engine.core.batch import Batch, Phase
 from engine.core.request import Request
 from engine.scheduling.cost.cost_model import CostModel, Work
+from engine.scheduling.cost.experts_read import ExpertsRead
 
 NO_PREFILL: Work = (0, 1, 0, 0, 0)
 """The work of an empty prefill step. Its amounts are: prompt tokens, which take most of the time and so come first, the
@@ -38,9 +39,10 @@ class TokenPrice(NamedTuple):
 class StepCosts:
     """Step durations, which the engine reports and the scheduler asks for. It has no clock of its own."""
 
-    def __init__(self, experts_read: Callable[[int], float] = lambda num_tokens: 0.0) -> None:
-        """`experts_read` returns the expected share of the model's experts that a step of so many tokens reads."""
-        self._experts_read = experts_read
+    def __init__(self, experts_at_random: Callable[[int], float] = lambda num_tokens: 0.0) -> None:
+        """`experts_at_random` returns the share of the model's experts that a step of so many tokens reads if each
+        chooses its own at random."""
+        self._experts = ExpertsRead(experts_at_random)
         self._models = {Phase.PREFILL: CostModel(_TRUSTED_PREFILL), Phase.DECODE: CostModel(_TRUSTED_DECODE)}
         self._drafting = CostModel(_TRUSTED_DRAFTING)
 
@@ -48,9 +50,11 @@ class StepCosts:
         """Returns the expected seconds of the batch's step; None before the first step of its phase."""
         return self._models[batch.phase].predict(self._work_of(batch))
 
-    def observe(self, batch: Batch, seconds: float) -> None:
-        """Learns that the batch's step took `seconds`."""
-        self._models[batch.phase].observe(self._work_of(batch), seconds)
+    def observe(self, batch: Batch, seconds: float, experts_read: float | None = None) -> None:
+        """Learns that the batch's step took `seconds`, and which share of the experts it read, if that is known."""
+        if experts_read is not None:
+            self._experts.observe(batch.num_tokens, experts_read)
+        self._models[batch.phase].observe(self._work_of(batch, experts_read), seconds)
 
     def decode_bound(self, requests: Sequence[Request]) -> float:
         """Returns seconds that a decode step of these requests rarely exceeds; 0 before the first decode step."""
@@ -59,7 +63,8 @@ class StepCosts:
     def decode_price(self, requests: Sequence[Request]) -> TokenPrice:
         model, num_tokens = self._models[Phase.DECODE], len(requests)
         _, token_s, _, draft_s, experts_s = model.coefficients
-        token_s += experts_s * (self._experts_read(num_tokens + 1) - self._experts_read(num_tokens))
+        expected = self._experts.expected
+        token_s += experts_s * max(0.0, expected(num_tokens + 1) - expected(num_tokens))
         return TokenPrice(model.predict(self._decode_work(requests)) or 0.0, token_s, draft_s)
 
     def observe_drafting(self, batch: Batch, seconds: float) -> None:
@@ -103,14 +108,15 @@ class StepCosts:
         share of the experts that are read."""
         contexts = sum(request.num_tokens for request in requests)
         num_passes = sum(request.state_slot is not None for request in requests)
-        return (1, len(requests), contexts, num_passes, self._experts_read(len(requests)))
+        return (1, len(requests), contexts, num_passes, self._experts.expected(len(requests)))
 
-    def _work_of(self, batch: Batch) -> Work:
+    def _work_of(self, batch: Batch, experts_read: float | None = None) -> Work:
         if batch.phase is Phase.DECODE:
             with_states = [request for request in batch.requests if request.state_slot is not None]
             num_passes = len(with_states) + sum(request.num_drafts > 0 for request in with_states)
             contexts = sum(request.end for request in batch.requests)
-            return (1, batch.num_tokens, contexts, num_passes, self._experts_read(batch.num_tokens))
+            share = self._experts.expected(batch.num_tokens) if experts_read is None else experts_read
+            return (1, batch.num_tokens, contexts, num_passes, share)
         work = NO_PREFILL
         for request in batch.requests:
             work = with_chunk(work, request.start, len(request.token_ids), request.scores_prompt)

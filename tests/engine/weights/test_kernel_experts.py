@@ -11,6 +11,7 @@ from transformers.activations import GELUTanh
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from engine.weights.kernel_experts import take_experts_read
 from engine.weights.moe import PackedExperts
 from engine.weights.packing_policy import packing_for
 
@@ -161,3 +162,14 @@ def test_clamped_gates_are_known_with_their_limit(limit: float, dtype: torch.dty
 def test_weights_that_torch_multiplies_are_left_to_it() -> None:
     experts = PackedExperts(experts_of("silu"), packing_for("none", False).layers)
     assert experts.kernel is None
+
+
+def test_the_experts_that_rows_choose_are_counted_each_once() -> None:
+    experts = packed(experts_of("silu"), torch.float32, "int8")
+    take_experts_read()
+    for routes in ROUTES.values():
+        chosen = [routes(num_rows) for num_rows in ROWS]  # as many layers
+        for each in chosen:
+            experts(torch.randn(len(each), 72), each, torch.rand(each.shape))
+        assert take_experts_read() == sum(len(each.unique()) for each in chosen) / (EXPERTS * len(ROWS))
+    assert take_experts_read() is None

@@ -4,19 +4,9 @@ import pytest
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.machine import ModelSize
-from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.cost.step_cost import NO_PREFILL, StepCosts, with_chunk
-from tests.engine.requests import queued
-
-
-def decode(num_rows: int, context: int) -> Batch:
-    row = ScheduledRequest("", (1,), context - 1, (), SamplingParams(), (), (1,), samples=True)
-    return Batch(Phase.DECODE, (row,) * num_rows)
-
-
-def decoding(num_rows: int, context: int) -> list[Request]:
-    return [queued("", [1] * context)] * num_rows
+from tests.engine.scheduling.cost.steps import decode, decoding
 
 
 def duration(num_rows: int, context: int) -> float:
