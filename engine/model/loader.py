@@ -52,6 +52,7 @@ from engine.model.latent_attention import are_expanded_by, expand_latents, keep_
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.plain_type import as_plain_type
+from engine.model.planning.paged_weights import check_packing_fits
 from engine.model.probe import ProbedLayers, layer_shape, probe
 from engine.model.sparse_attention import check_sparse, is_sparse, replace_indexers
 from engine.model.step_work import size_of
@@ -317,6 +318,8 @@ def _module_of(
     registry.register()
     if config.load_format == "auto":
         check_weight_count(config, source["config"])
+        if device.type == "cpu":
+            check_packing_fits(config, source["config"])
         module = _load_weights(config, source, device, dtype, has_kernels)
         check_finite(module, config.model)
         return module, weights_fingerprint(module)

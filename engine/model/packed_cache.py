@@ -2,8 +2,8 @@
 file and needs no code of transformers.
 
 Files appear under their names by an atomic rename; the longest unused ones go where there are too many bytes. Several
-servers may share a directory. Nothing here fails a start: what cannot be read or written is loaded or left out, with a
-line in the log.
+servers may share a directory. What cannot be read or written is loaded or left out, with a line in the log. A model
+that is larger than memory stays in its file, or is refused (`engine.model.planning.paged_weights`).
 """
 
 import logging
@@ -18,11 +18,13 @@ import torch
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, reason_of
+from engine.host.mapped_file import paging_bytes_per_s
 from engine.host.mkl_warmup import warm_up_vector_functions
 from engine.model.decoder_parts import DecoderParts
 from engine.model.drafting.kernel_head import HeadParts
 from engine.model.packed_file import DamagedFileError, read_packed, write_packed
 from engine.model.packed_key import packed_key, wants_head
+from engine.model.planning.paged_weights import are_too_large, check_paging_speed
 from engine.runner.loaded_model import LoadedModel
 
 __all__ = ["PackedCache"]
@@ -43,13 +45,19 @@ class PackedCache:
         self._key = _key_of(config)
 
     def find(self) -> LoadedModel | None:
-        """Returns the configured model if it is kept. `LoadedModel.module` then is what the kernels run."""
+        """Returns the configured model if it is kept. `LoadedModel.module` then is what the kernels run. Raises
+        ModelMemoryError for one that would have to be read from the disk too often."""
         if self._key is None:
             return None
         path = self._path(self._key)
         started_s = time.monotonic()
         try:
-            model = read_packed(path)
+            if are_too_large(path.stat().st_size, self._config):
+                bytes_per_s = paging_bytes_per_s(path)  # while none of it is mapped
+                model = read_packed(path, is_paged=True)
+                check_paging_speed(path.parent, bytes_per_s, model.size, self._config)
+            else:
+                model = read_packed(path)
             os.utime(path)
         except FileNotFoundError:
             return None

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from engine.attention.kv_cache import LayerShape
 from engine.core.machine import ModelSize
 from engine.host.huge_pages import HUGE_PAGE, empty_in_huge_pages
+from engine.host.mapped_file import MappedFile
 from engine.model.content_digest import add_content
 from engine.model.decoder_parts import DecoderParts
 from engine.model.drafting.kernel_head import HeadParts, KernelMtpInput
@@ -29,6 +29,7 @@ __all__ = ["DamagedFileError", "read_packed", "write_packed"]
 _NOT_KEPT, _OF_PARTS = ("module", "draft"), ("parts", "head")
 _DTYPES = {torch.uint8: "U8", torch.int8: "I8", torch.bfloat16: "BF16", torch.float32: "F32"}
 """Types of tensors that there are in a decoder's parts, by their names in the format."""
+_ALIGNMENT = 64  # of tensors in memory
 
 
 class _HeadFacts(msgspec.Struct):
@@ -72,7 +73,8 @@ def write_packed(path: Path, model: LoadedModel, parts: DecoderParts, head: Head
     known = {name: getattr(model, name) for name in _Facts.__struct_fields__ if name not in _OF_PARTS}
     draft = None if head is None or model.draft is None else _HeadFacts(head, model.draft.size, model.draft.layers)
     facts = msgspec.msgpack.encode(_Facts(parts=parts, head=draft, **known), enc_hook=encode)
-    content = {str(index): tensor.contiguous() for index, tensor in enumerate(tensors)}
+    numbered = sorted(enumerate(tensors), key=lambda each: each[1].nbytes % _ALIGNMENT != 0)  # those after it are not
+    content = {str(index): tensor.contiguous() for index, tensor in numbered}
     content["facts"] = torch.frombuffer(bytearray(facts), dtype=torch.uint8)
     with path.open("wb") as file:
         _write_safetensors(file, content, {"digest": _digest(content)})
@@ -88,21 +90,21 @@ def _write_safetensors(file: BinaryIO, content: Mapping[str, Tensor], metadata: 
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     encoded = msgspec.json.encode(header)
-    encoded += b" " * (-len(encoded) % 8)
+    encoded += b" " * (-(8 + len(encoded)) % _ALIGNMENT)
     file.write(len(encoded).to_bytes(8, "little") + encoded)
     for tensor in content.values():
         file.write(tensor.flatten().view(torch.uint8).numpy().data)
 
 
-def read_packed(path: Path) -> LoadedModel:
-    """Reads a model that `write_packed` wrote. Raises OSError or DamagedFileError."""
+def read_packed(path: Path, is_paged: bool = False) -> LoadedModel:
+    """Reads a model that `write_packed` wrote. One that is paged stays in its file. Raises OSError or
+    DamagedFileError."""
     try:
-        with safe_open(path, "pt") as file:
-            digest = (file.metadata() or {}).get("digest")
-            content = {name: _own_memory(file.get_tensor(name)) for name in (*file.keys(),)}
+        mapped, digest = _mapped(path)
+        content = {name: _aligned(each) if is_paged else _own_memory(each) for name, each in mapped.items()}
     except OSError:
         raise
-    except Exception as error:  # safetensors has one of its own, and others where the header is odd
+    except Exception as error:  # there are others where the header is odd
         raise DamagedFileError(str(error)) from error
     if "facts" not in content or _digest(content) != digest:
         raise DamagedFileError("its content is not what was written")
@@ -120,6 +122,24 @@ def _model_of(content: Mapping[str, Tensor]) -> LoadedModel:
     head: _HeadFacts | None = facts.head
     draft = DraftModel(head.parts, head.size, head.layers, KernelMtpInput(head.parts.join)) if head else None
     return LoadedModel(module=cast(DecoderParts, facts.parts), draft=draft, **known)
+
+
+def _mapped(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """Returns the tensors of a file, which lie in it, and the digest that it has of them."""
+    file = MappedFile(path)
+    start = 8 + int.from_bytes(file.bytes_of(0, 8), "little")
+    header = msgspec.json.decode(file.bytes_of(8, start))
+    digest = header.pop("__metadata__", {}).get("digest")
+    dtypes = {name: dtype for dtype, name in _DTYPES.items()}
+    return {
+        name: file.tensor(start + each["data_offsets"][0], each["shape"], dtypes[each["dtype"]])
+        for name, each in header.items()
+    }, digest
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Returns a tensor of a mapped file, or a copy where it begins at an odd place."""
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else _own_memory(tensor)
 
 
 def _own_memory(tensor: Tensor) -> Tensor:

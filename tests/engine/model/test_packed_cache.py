@@ -17,10 +17,12 @@ from torch import Tensor
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import ModelMemoryError
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.model import packed_cache, packed_key
 from engine.model.decoder_parts import DecoderParts
+from engine.model.planning import paged_weights
 from engine.model.setup import load_model_runner
 from engine.runner.model_inputs import build_inputs
 from engine.runner.model_runner import ModelRunner
@@ -266,3 +268,48 @@ def drafts_of(runner: ModelRunner) -> Sequence[int]:
     runner.prefill(Batch(Phase.PREFILL, (share(0, 5, 0),)))
     [request] = runner.draft(Batch(Phase.DECODE, (share(5, 6, 4),))).requests
     return request.draft
+
+
+def free_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    monkeypatch.setattr(paged_weights, "available_bytes", lambda device: num_bytes)
+
+
+def is_mapped(file: Path) -> bool:
+    return str(file) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "llama"])
+def test_a_model_that_is_larger_than_memory_stays_in_its_file_and_computes_the_same_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, cache = make_checkpoint(name, tmp_path), tmp_path / "cache"
+    expected = computed(load(model, cache, quantization="int4")[0])
+    (file,) = cache.iterdir()
+    kept, _ = load(model, cache, quantization="int4")
+    assert not is_mapped(file) and "paged" not in caplog.text
+    free_memory(monkeypatch, file.stat().st_size)
+    paged, info = load(model, cache, quantization="int4")
+    assert is_kept(paged) and is_mapped(file)
+    assert are_equal(computed(paged), expected) and are_equal(computed(kept), expected)
+    assert f"they are paged from {cache} (disk at " in caplog.text and "tokens/s of one stream" in caplog.text
+    assert info.weight_bytes == kept._model.weight_bytes
+
+
+def test_a_damaged_file_is_not_paged(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    load(checkpoint, cache)
+    (file,) = cache.iterdir()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    monkeypatch.setattr(packed_cache, "are_too_large", lambda num_bytes, config: True)
+    assert not was_found(checkpoint, cache)
+
+
+def test_a_model_that_would_crawl_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    load(checkpoint, cache)
+    free_memory(monkeypatch, 1000)
+    monkeypatch.setattr(packed_cache, "paging_bytes_per_s", lambda path: 1000.0)
+    with pytest.raises(ModelMemoryError, match=r"paged from .* allows 0\.\d+ tokens per second, less than 0\.5"):
+        load(checkpoint, cache)
