@@ -25,7 +25,7 @@ class SkewedRunner(FakeRunner):
 def test_the_floor_of_a_step_has_the_experts_that_it_read() -> None:
     info = fake_info(64, 4)
     size = msgspec.structs.replace(info.size, layer_bytes=0, expert_bytes=1000, expert_share=0.25)
-    ceilings = Ceilings(read_bytes_per_s=1e15, flops_per_s=1e30)
+    ceilings = Ceilings(read_bytes_per_s=1e12, flops_per_s=1e30)
     info = msgspec.structs.replace(info, size=size, ceilings=ceilings)
     floors = []
     for runner in (SkewedRunner(4), FakeRunner(4)):
@@ -35,8 +35,8 @@ def test_the_floor_of_a_step_has_the_experts_that_it_read() -> None:
         steps = [engine.step().stats for _ in range(2)]
         assert [step.num_tokens for step in steps] == [12, 4]
         floors.append([(step.experts_read, step.floor_s) for step in steps])
-    assert floors[0] == [(0.25, pytest.approx(250e-15))] * 2
-    assert floors[1] == [(None, pytest.approx((1 - 0.75**num) * 1e-12)) for num in (12, 4)]
+    assert floors[0] == [(0.25, pytest.approx(250e-12, rel=1e-9, abs=0))] * 2
+    assert floors[1] == [(None, pytest.approx((1 - 0.75**num) * 1e-9, rel=1e-9, abs=0)) for num in (12, 4)]
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.core.batch import Batch
+from engine.core.batch import Batch, Phase
 from engine.core.machine import Bound, Ceilings, ModelSize
 from engine.scheduling.cost.experts_read import ExpertsRead
 from engine.scheduling.cost.roofline import Roofline
@@ -38,6 +38,19 @@ def test_steps_of_a_size_that_was_not_seen_are_as_those_of_the_nearest() -> None
     experts.observe(16, SIZE.experts_read(16) / 2)
     for num_tokens in (10, 16, 40, 1000):
         assert experts.expected(num_tokens) == SIZE.experts_read(num_tokens) / 2
+
+
+def test_no_step_is_expected_to_read_less_than_one_token() -> None:
+    experts = ExpertsRead(SIZE.experts_read)
+    experts.observe(512, 0.125)
+    assert experts.expected(40) == 0.125
+
+
+def test_what_an_expert_costs_is_learnt_from_what_each_step_read() -> None:
+    costs = StepCosts(SIZE.experts_read)
+    for share in [0.25, 0.9] * 100:
+        costs.observe(decode(8, 10), 0.004 + 0.040 * share, share)
+    assert costs._models[Phase.DECODE].coefficients[-1] == pytest.approx(0.040, rel=0.1)
 
 
 def test_small_and_large_steps_are_learnt_apart() -> None:
