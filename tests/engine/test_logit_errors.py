@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STD = 0.12  # of weights: so small that errors do not grow from layer to layer until all is noise
 FORMATS = {"bfloat16": "none", "int8": "int8", "int4": "int4"}  # -> quantization, all of them with bfloat16 activations
 HEADROOM = 1.5
-FLOAT32_ERROR = 3e-6  # measured: 0.2e-6 to 1.5e-6
+FLOAT32_ERROR = 3e-6  # measured: 0.2e-6 to 2.1e-6
 DRAWS = (3, 4, 5)  # seeds of the sequences; `make test` takes the first
 # The largest relative RMS error of all draws, measured with AVX2. The reference computes in float32 with the float32
 # weights of the checkpoint, so what bfloat16 rounds of weights is an error, too.
@@ -27,6 +27,9 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "mistral": (0.012, 0.024, 0.21),
     "gemma2": (0.013, 0.027, 0.27),
     "gemma3": (0.015, 0.035, 0.29),
+    "gemma4": (0.067, 0.11, 0.68),  # scores of normed queries and keys are not scaled: small errors of them count
+    "gemma4_e": (0.083, 0.13, 0.62),
+    "gemma4_moe": (0.16, 0.25, 0.82),
     "phi3": (0.013, 0.025, 0.28),
     "gpt2": (0.0079, 0.017, 0.17),
     "gpt_neox": (0.0065, 0.014, 0.12),

@@ -17,7 +17,7 @@ from tests.engine.tiny_models import ARCHITECTURES, SPARSE, make_config
 EXPERT_MODELS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "llama4"]
 HYBRIDS_WITH_EXPERTS = ["granite4", "jamba", "kimi_linear"]  # in some of their layers
 WITH_SHARED_EXPERTS = [*sorted(SPARSE), "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe"]
-WITH_LINEAR_ROUTERS = ["hunyuan_moe"]
+WITH_LINEAR_ROUTERS = ["hunyuan_moe", "gemma4_moe"]
 IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
 
 
