@@ -21,7 +21,7 @@ def step(
     phase: Phase | None, num_tokens: int, model_s: float, floor_s: float | None, ceilings: Ceilings | None = None
 ) -> StepStats:
     facts = phase, 1, num_tokens, 2 * model_s, model_s, 1, 0, PoolStats(1, 0, 0), 0, 0, 0, None, floor_s, Bound.MEMORY
-    return StepStats(*facts, ceilings)
+    return StepStats(*facts, ceilings=ceilings)
 
 
 def test_without_requests_there_are_no_times() -> None:
