@@ -125,10 +125,10 @@ struct AfterAttention : torch::CustomClassHolder {
 };
 
 // A layer's feed-forward part is an MLP or a mixture: one of both.
-inline Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, OptionalNorm norm, std::optional<Ref<Mlp>> mlp,
-                                       std::optional<Ref<Mixture>> mixture, OptionalNorm attention_norm,
-                                       OptionalNorm feed_forward_norm, std::optional<double> multiplier,
-                                       bool is_parallel, OptionalEnd end) {
+inline Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, OptionalNorm norm,
+                                              std::optional<Ref<Mlp>> mlp, std::optional<Ref<Mixture>> mixture,
+                                              OptionalNorm attention_norm, OptionalNorm feed_forward_norm,
+                                              std::optional<double> multiplier, bool is_parallel, OptionalEnd end) {
   TORCH_CHECK(mlp.has_value() != mixture.has_value(), "a layer has an MLP or a mixture");
   TORCH_CHECK(norm || !is_parallel, "a layer whose parts are parallel has a norm");
   const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);

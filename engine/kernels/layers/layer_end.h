@@ -20,10 +20,8 @@ struct LayerEnd : torch::CustomClassHolder {
   OptionalNorm norm;
   double factor;
 
-  LayerEnd(std::optional<Ref<Linear>> gate, std::optional<Ref<Linear>> projection, OptionalNorm norm,
-           double factor)
-      : gate(std::move(gate)), projection(std::move(projection)), norm(std::move(norm)),
-        factor(factor) {
+  LayerEnd(std::optional<Ref<Linear>> gate, std::optional<Ref<Linear>> projection, OptionalNorm norm, double factor)
+      : gate(std::move(gate)), projection(std::move(projection)), norm(std::move(norm)), factor(factor) {
     const bool has_input = this->gate.has_value();
     TORCH_CHECK(this->projection.has_value() == has_input && this->norm.has_value() == has_input,
                 "an input is gated, projected and normed");

@@ -52,9 +52,8 @@ void multiply() {
 }
 
 // Two sequences, of 3 tokens of 700 and one of 65, in blocks of 16 that lie in reverse.
-template <class Words>
+template <class Element, class Words>
 void attend(float softcap, int64_t window) {
-  using Element = typename Words::Element;
   constexpr int64_t heads = 4, kv_heads = 2, block = 16, size = 40, value_size = 24, tokens = 4, blocks = 49;
   const auto query = numbers.reals<Element>(tokens * heads * size, 2.0f);
   const auto keys = numbers.reals<Element>(blocks * kv_heads * block * size, 2.0f);
@@ -64,16 +63,17 @@ void attend(float softcap, int64_t window) {
   for (int32_t i = 0; i < 44; ++i) tables[i] = 48 - i, tables[44 + i] = i < 5 ? 4 - i : 0;
   const std::vector<int32_t> starts{0, 3, 4}, lens{700, 65};
   std::vector<Element> out(tokens * heads * value_size);
-  attention::Problem<Element> p{};
+  attention::Problem<Element, attention::Plain<Element>> p{};
   p.query = query.data(), p.query_token_stride = heads * size, p.query_head_stride = size;
   p.key_cache = keys.data(), p.value_cache = values.data(), p.output = out.data();
+  p.key_row = size, p.value_row = p.value_row_numbers = value_size;
   p.block_tables = tables.data(), p.cu_seqlens_q = starts.data(), p.context_lens = lens.data();
   p.num_seqs = 2, p.max_blocks = 44, p.sinks = sinks.data();
   p.num_heads = heads, p.num_kv_heads = kv_heads, p.group = heads / kv_heads, p.block_size = block;
   p.head_size = size, p.value_size = value_size;
   p.scaling = 0.15f, p.softcap = softcap, p.exponent = 1.44269504f * (softcap > 0 ? 1.0f : p.scaling);
   p.window = window;
-  attention::run_all<attention::VectorTiles<Words>>(p);
+  attention::run_all<attention::VectorTiles<Element, Words>>(p);
   print("attention", out);
 }
 
@@ -97,7 +97,8 @@ void normalize_and_rotate() {
 int main() {
   multiply<vector::Float32>(), multiply<vector::BFloat16>();
   constexpr int64_t kAll = int64_t{1} << 40;
-  attend<attention::FloatWords>(0, kAll), attend<attention::FloatWords>(20, 100);
-  attend<attention::WidenedWords>(0, kAll), attend<attention::WidenedWords>(20, 100);
+  attend<float, attention::FloatWords>(0, kAll), attend<float, attention::FloatWords>(20, 100);
+  attend<at::BFloat16, attention::WidenedWords>(0, kAll);
+  attend<at::BFloat16, attention::WidenedWords>(20, 100);
   normalize_and_rotate<float>(), normalize_and_rotate<at::BFloat16>();
 }
