@@ -52,6 +52,11 @@ def test_what_serving_adds_is_in_every_time() -> None:
     assert many.itl_s > 0.041 + 32 * 0.002
 
 
+def test_requests_may_end_before_the_next_is_accepted() -> None:
+    found = times_of(Burst(3, 100, 2), ServingSeconds(request_s=1.0))
+    assert found == pytest.approx(BurstTimes(3.1, 0.01, 6 / 3.11))
+
+
 def test_more_requests_than_run_at_once_wait() -> None:
     few = EngineConfig(model="", max_num_seqs=2)
     assert simulated(Burst(4, 100, 5), STEPS, NOTHING, few).last_ttft_s == pytest.approx(0.2 + 4 * 0.011 + 0.2)

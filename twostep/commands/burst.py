@@ -70,9 +70,12 @@ class _Simulation:
         coming = [_request(index, self._burst) for index in range(self._burst.clients)]
         now_s = self._serving.request_s
         while coming or self._scheduler.has_unfinished:
-            num_accepted = max(1, int(now_s / self._serving.request_s)) if self._serving.request_s else len(coming)
-            while coming and self._burst.clients - len(coming) < num_accepted:
+            num_accepted = self._burst.clients - len(coming)
+            if not self._scheduler.has_unfinished:
+                now_s = max(now_s, (num_accepted + 1) * self._serving.request_s)
+            while coming and (num_accepted + 1) * self._serving.request_s <= now_s:
                 self._scheduler.add(coming.pop(0))
+                num_accepted += 1
             now_s += self._step(now_s, tokens_s)
         gaps_s = [(each[-1] - each[0]) / max(len(each) - 1, 1) for each in tokens_s.values()]
         last_ttft_s = max(each[0] for each in tokens_s.values())
