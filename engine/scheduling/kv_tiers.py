@@ -238,7 +238,7 @@ class TieredKVAllocator(KVAllocator):
 
     def num_stored_tokens(self, request: Request) -> int | None:
         hashes = request.block_hashes
-        names = self._prefixes.in_all_groups([*reversed(hashes)])  # the last are stored last
+        names = (key for each in reversed(hashes) for key in self._hashed.keys(each))  # the last are stored last
         if any(map(self._is_storing, names)) or self._states.is_storing(hashes):
             return None
         return self._prefixes.num_stored(request, hashes) * self._block_size
