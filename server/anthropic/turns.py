@@ -1,11 +1,10 @@
 """The conversation of a request of Anthropic's API -> messages of a chat request."""
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from server.chat.translated import given
+from server.chat.translated import chat_call, given
 from server.protocol.anthropic import AnthropicConversation
 from server.protocol.anthropic_blocks import (
     AssistantBlock,
@@ -117,7 +116,7 @@ def _assistant(blocks: Sequence[AssistantBlock], thoughts: Sequence[str]) -> dic
         "content": list(map(_part, texts)) or "",
         **given(
             reasoning_content="\n".join(thoughts) or None,
-            tool_calls=[_call(block) for block in blocks if isinstance(block, ToolUseBlock)],
+            tool_calls=[chat_call(each.id, each.name, each.input) for each in blocks if isinstance(each, ToolUseBlock)],
         ),
     }
 
@@ -167,7 +166,3 @@ def _source(source: TextSource | BlocksSource) -> list[str]:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
-
-
-def _call(block: ToolUseBlock) -> dict[str, Any]:
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": json.dumps(block.input)}}

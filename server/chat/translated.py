@@ -1,8 +1,10 @@
 """Chat requests that other APIs' requests are translated to."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from server.core.errors import BadRequestError
 from server.protocol.chat import ChatRequest
 from server.protocol.generation import SamplingFields
 from server.protocol.request import RequestFields
@@ -15,6 +17,15 @@ def chat_request(request: RequestFields, fields: Mapping[str, Any]) -> ChatReque
     translated = ChatRequest.model_validate({name: getattr(request, name) for name in shared} | dict(fields))
     assert not translated.model_extra, translated.model_extra
     return translated
+
+
+def chat_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a call of a conversation. Raises BadRequestError for arguments that are nested too deeply."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False)
+    except RecursionError:
+        raise BadRequestError(f"The arguments of a call of {name[:100]!r} are nested too deeply.", "messages") from None
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def given(**fields: Any) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """Messages of Ollama's API -> those of the chat API, whose calls have ids and whose results name them."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from server.chat.translated import given
+from server.chat.translated import chat_call, given
 from server.core.errors import BadRequestError
-from server.protocol.ollama import OllamaCall, OllamaMessage
+from server.protocol.ollama import OllamaMessage
 
 
 def messages_of(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
@@ -20,7 +19,9 @@ def messages_of(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
         elif message.tool_calls:
             calls = [(call.id or f"call_{place}_{index}", call) for index, call in enumerate(message.tool_calls)]
             open_calls = [(call_id, call.function.name) for call_id, call in calls]
-            fields["tool_calls"] = [_chat_call(*each) for each in calls]
+            fields["tool_calls"] = [
+                chat_call(each, call.function.name, call.function.arguments) for each, call in calls
+            ]
         translated.append(fields | given(name=message.tool_name, reasoning_content=message.thinking))
     return translated
 
@@ -37,8 +38,3 @@ def _answered_call(message: OllamaMessage, open_calls: list[tuple[str, str]], pl
             return call_id
     name = f"of {message.tool_name[:100]!r} " if message.tool_name else ""
     raise BadRequestError(f"messages.{place}: There is no call {name}before this result of a tool.", "messages")
-
-
-def _chat_call(call_id: str, call: OllamaCall) -> dict[str, Any]:
-    arguments = json.dumps(call.function.arguments, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

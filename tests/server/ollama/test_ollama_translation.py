@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from server.chat.translated import chat_call
+from server.core.errors import BadRequestError
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import WEATHER, prompt_of
 from tests.server.tools.tool_chats import MARKS, THINKING
@@ -103,6 +105,14 @@ def test_what_changes_no_answer_is_accepted(server: LiveServer) -> None:
     }
     answer = server.ollama("Hi", **asked, **rest, raw=False, logprobs=False)
     assert answer.json()["response"] == plain
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused_by_the_name_of_their_function() -> None:
+    arguments: dict[str, Any] = {}
+    for _ in range(2000):
+        arguments = {"a": arguments}
+    with pytest.raises(BadRequestError, match="of 'f' are nested too deeply"):
+        chat_call("1", "f", arguments)
 
 
 def test_arguments_with_half_a_character_are_refused_by_their_place(server: LiveServer) -> None:
