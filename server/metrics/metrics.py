@@ -65,10 +65,10 @@ class Metrics:
         self._flush()
         return self._recent.summary(self._engine.prefix_cache)
 
-    def timeline(self, cursor: int, key: str) -> dict[str, Any]:
+    def timeline(self, cursor: int, key: str, tenant: str) -> dict[str, Any]:
         """Returns what is new since the cursor: see `Timeline.since`."""
         self._flush()
-        return self._timeline.since(cursor, key)
+        return self._timeline.since(cursor, key, tenant)
 
     def on_engine_info(self, info: EngineInfo) -> None:
         """Takes what the engine reports when the model is loaded."""

@@ -124,9 +124,9 @@ class Timeline:
         times = {"arrival_ms": _ms(arrival_s - self._start_s), "end_ms": _ms(self._clock() - self._start_s)}
         self._requests.append((self._next(), key, times | body))
 
-    def since(self, cursor: int, key: str) -> dict[str, Any]:
-        """Returns what is new since the cursor, and of requests what is this API key's; all, if the cursor is not of
-        this timeline."""
+    def since(self, cursor: int, key: str, tenant: str) -> dict[str, Any]:
+        """Returns what is new since the cursor, of requests that ended those of this API key, and of what steps
+        computed this tenant's; all, if the cursor is not of this timeline."""
         if cursor > self._cursor:
             cursor = 0
         now_s = self._clock() - self._start_s
@@ -135,7 +135,7 @@ class Timeline:
             "cursor": self._cursor,
             "now_ms": _ms(now_s),
             "seconds": [each.body() for each in seconds if each.cursor > cursor],
-            "steps": [self._step_body(step, key) for step in self._steps if step.number > cursor],
+            "steps": [self._step_body(step, tenant) for step in self._steps if step.number > cursor],
             "requests": [body for number, owner, body in self._requests if number > cursor and owner == key],
         }
 
@@ -156,9 +156,9 @@ class Timeline:
         second.cursor = self._next()
         return second
 
-    def _step_body(self, step: _Step, key: str) -> dict[str, Any]:
+    def _step_body(self, step: _Step, tenant: str) -> dict[str, Any]:
         stats, shares = step.stats, step.shares
-        own = None if shares is None else [each for each in shares if each.tenant == key]
+        own = None if shares is None else [each for each in shares if each.tenant == tenant]
         return {
             "phase": stats.phase,
             "end_ms": _ms(stats.end_s - self._start_s),

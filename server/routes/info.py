@@ -17,7 +17,7 @@ from server.metrics.metrics import CONTENT_TYPE
 from server.protocol.stats import Diagnosis, Stats
 from server.protocol.timeline import TimelineBody
 from server.routes.documented import error_responses
-from server.runtime.context import context_of
+from server.runtime.context import context_of, tenant_of
 
 SETTLE_S = 1.0
 """Longest wait of a scrape for the engine's numbers to be those after the requests that have ended."""
@@ -85,7 +85,8 @@ async def diagnosis(request: Request) -> Diagnosis:
 async def timeline(request: Request, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
     """What happened lately: seconds and steps of all API keys together, and the requests of this one that ended.
     `after` is the `cursor` of an earlier answer, whose entries are left out."""
-    body = context_of(request).metrics.timeline(after, record_of(request.scope).key.name)
+    key, tenant = record_of(request.scope).key.name, tenant_of(request).name
+    body = context_of(request).metrics.timeline(after, key, tenant)
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from engine.core.errors import ConfigError
 from engine.core.generation_request import SOLE_TENANT, Tenant
+from engine.core.stats import StepShare
 from server.app import create_app
 from server.core.request_record import peer_of
 from server.settings.settings import Settings
@@ -32,6 +33,16 @@ def test_each_address_is_a_tenant_with_a_part_of_the_places(fair: LiveServer) ->
             assert fair.engine.last_tenant_checked == Tenant(f"peer {source}", 1 / 16)
     assert [request.quota_tenant.name for request in fair.engine.requests] == ["peer 127.0.0.1", "peer 127.0.0.2"]
     assert {request.share for request in fair.engine.requests} == {1 / 16}
+
+
+def test_an_address_is_told_what_steps_computed_of_its_own_requests(fair: LiveServer) -> None:
+    shares = [StepShare("peer 127.0.0.1", "mine", 0, 3), StepShare("peer 127.0.0.2", "theirs", 0, 5)]
+    with client_from(fair, "127.0.0.1") as client:
+        assert client.post(PATH, json={"prompt": "Hi", "max_tokens": 1}).status_code == 200
+        assert fair.engine.last_stats is not None
+        fair.engine.observer.on_step(fair.engine.last_stats, shares)
+        *_, step = client.get("/stats/timeline").json()["steps"]
+    assert step["computed"] == [{"id": "mine", "start": 0, "end": 3}]
 
 
 def test_a_refusal_by_the_head_alone_knows_the_address_too(fair: LiveServer) -> None:
