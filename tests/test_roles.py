@@ -94,25 +94,17 @@ def test_answers_are_those_of_one_server(servers: Pair, one: ServerProcess, how:
 
 
 @pytest.mark.slow
-def test_a_model_with_states_is_handed_over_up_to_the_last_copy_of_these(tmp_path: Path) -> None:
-    flags = MODELS["recurrent"].flags_in(tmp_path)
+@pytest.mark.parametrize(("model", "num_handed_over"), [("recurrent", 320 + 384), ("windowed", 320 + 416)])
+def test_a_prompt_is_handed_over_as_far_as_all_that_it_needs_is_stored(
+    model: str, num_handed_over: int, tmp_path: Path
+) -> None:
+    """With states that is up to the last copy of these, with windows in all groups of layers."""
+    flags = MODELS[model].flags_in(tmp_path)
     with running_server(*flags) as one, pair(tmp_path / "store", *flags) as servers:
         prompt = prompt_of(1, 333)
         for each in (prompt, prompt, [*prompt, *prompt_of(2, 90)]):
             assert answer(servers.decode, each, seed=3) == answer(one, each, seed=3)
-        assert servers.handed_over() == 320 + 384
-        assert servers.decode.metrics()["twostep_remote_prefill_lost_tokens_total"] == 0
-        servers.assert_nothing_is_left()
-
-
-@pytest.mark.slow
-def test_of_a_model_with_windows_all_groups_of_layers_are_handed_over(tmp_path: Path) -> None:
-    flags = MODELS["windowed"].flags_in(tmp_path)
-    with running_server(*flags) as one, pair(tmp_path / "store", *flags) as servers:
-        prompt = prompt_of(1, 333)
-        for each in (prompt, prompt, [*prompt, *prompt_of(2, 90)]):
-            assert answer(servers.decode, each, seed=3) == answer(one, each, seed=3)
-        assert servers.handed_over() == 320 + 416
+        assert servers.handed_over() == num_handed_over
         assert servers.decode.metrics()["twostep_remote_prefill_lost_tokens_total"] == 0
         servers.assert_nothing_is_left()
 
