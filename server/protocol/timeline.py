@@ -58,8 +58,8 @@ class TimelineStep(BaseModel):
     kv_cached_blocks: int
     kv_free_blocks: int
     computed: list[ComputedTokens] | None
-    """What it computed of this API key's requests, or with --fair-by address of this address's. Null for a step too long ago: of all steps together, the newest
-    10,000 of such entries are kept."""
+    """What it computed of this API key's requests, or with --fair-by address of this address's. Null for a step too
+    long ago: of all steps together, the newest 10,000 of such entries are kept."""
 
 
 class EndedRequest(BaseModel):
