@@ -8,6 +8,7 @@ from engine.core.errors import InvalidParameterError
 from engine.text.chat_template import ChatTemplate, Conversation
 from server.protocol.messages import AssistantMessage, Message, MessageToolCall, TextPart
 from server.tools.formats import mentions_tools
+from server.tools.named_ids import with_named_ids
 
 _PROBE = "pRoBe"
 _HELLO = {"role": "user", "content": "Hello"}
@@ -51,6 +52,8 @@ class TemplateCapabilities:
     """Roles whose content must be a list of parts: the template does not write a text."""
     no_content: Mapping[str, Any] = field(default_factory=lambda: {"content": ""})
     """What stands for the content of a message that has calls only."""
+    has_named_ids: bool = False
+    """Whether the template writes the ids of calls and not the names, which the ids have to tell then."""
     accepts_malformed_arguments: bool = False
     """Whether a call's arguments may be a string, as which malformed ones are kept."""
 
@@ -69,13 +72,16 @@ class TemplateCapabilities:
     def from_probes(cls, template: ChatTemplate, named_tokens: Mapping[str, str]) -> "TemplateCapabilities":
         """Returns what rendering a few conversations shows of the template."""
         read = cls.from_source(template.source)
+        calls, with_ids = (_calls_probes(template, named_tokens, shape) for shape in (list, with_named_ids))
+        has_named_ids = not any(_PROBE in text for text in calls) and any(_PROBE in text for text in with_ids)
         roles_with_parts = frozenset(role for role in _SAYING if _needs_parts(template, role, named_tokens))
         return replace(
             read,
             supports_system_role="system" in roles_with_parts or _writes_text(template, "system", named_tokens),
             supports_late_system_role=_PROBE in _render_probe(template, _LATE_SYSTEM, named_tokens),
             roles_with_parts=roles_with_parts,
-            no_content=_no_content(template, named_tokens),
+            no_content=_no_content(with_ids if has_named_ids else calls),
+            has_named_ids=has_named_ids,
             accepts_malformed_arguments=read.accepts_malformed_arguments
             or any(
                 _PROBE in _render_probe(template, _calling(each, "f", _PROBE), named_tokens) for each in _NO_CONTENT
@@ -95,9 +101,17 @@ def _writes_text(template: ChatTemplate, role: str, named_tokens: Mapping[str, s
     return _PROBE in _render_probe(template, _SAYING[role](_PROBE), named_tokens)
 
 
-def _no_content(template: ChatTemplate, named_tokens: Mapping[str, str]) -> Mapping[str, Any]:
+def _calls_probes(
+    template: ChatTemplate,
+    named_tokens: Mapping[str, str],
+    shape: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+) -> list[str]:
+    """Returns what is rendered of a call with each of `_NO_CONTENT`."""
+    return [_render_probe(template, shape(_calling(each, _PROBE, {})), named_tokens) for each in _NO_CONTENT]
+
+
+def _no_content(rendered: Sequence[str]) -> Mapping[str, Any]:
     """Returns the first of `_NO_CONTENT` with which the template neither fails nor writes Python's None."""
-    rendered = [_render_probe(template, _calling(each, _PROBE, {}), named_tokens) for each in _NO_CONTENT]
     taken = [(text.count("None"), index) for index, text in enumerate(rendered) if _PROBE in text]
     return _NO_CONTENT[min(taken)[1]] if taken else {"content": ""}
 
@@ -112,7 +126,8 @@ def _render_probe(template: ChatTemplate, messages: list[dict[str, Any]], named_
 
 def shape_messages(messages: Iterable[Message], capabilities: TemplateCapabilities) -> list[dict[str, Any]]:
     """Returns the messages for a template. Each content is one text: `in_parts` comes last."""
-    return [_shape(message, capabilities) for message in messages]
+    shaped = [_shape(message, capabilities) for message in messages]
+    return with_named_ids(shaped) if capabilities.has_named_ids else shaped
 
 
 def in_parts(messages: Iterable[dict[str, Any]], capabilities: TemplateCapabilities) -> list[dict[str, Any]]:

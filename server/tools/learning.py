@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import product, takewhile
 from typing import Any
 
+from server.tools.named_ids import with_named_ids
 from server.tools.spelling import (
     HOLE,
     MARK,
@@ -58,6 +59,11 @@ def assistant(*calls: tuple[str, Any], **fields: Any) -> dict[str, Any]:
 def writes_calls(render: Render) -> bool:
     """Whether the template writes earlier calls."""
     return _calls_text(render, (_FIRST, _STRINGS)) is not None
+
+
+def naming_ids(render: Render) -> Render:
+    """Returns a function that renders messages whose calls have ids that name the function."""
+    return lambda messages, tools: render(with_named_ids(messages), tools)
 
 
 def learn_spelling(render: Render) -> Spelling | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from server.tools.formats import BY_NAME, HARMONY, CallFormat, format_of, is_harmony, learned_format
-from server.tools.learning import Render, id_length_of, learn_spelling, writes_calls
+from server.tools.learning import Render, id_length_of, learn_spelling, naming_ids, writes_calls
 from server.tools.readers import Reader
 from server.tools.response_marks import RESPONSE_MARKS
 from server.tools.thinking import HARMONY_ANALYSIS, THINK, ThinkingMarks, learn_marks, marks_in
@@ -47,6 +47,8 @@ class DialectSettings:
 
 def _learned(template: str, render: Render | None) -> CallFormat | None:
     named = format_of(template)
+    if render is not None and not writes_calls(render):
+        render = naming_ids(render)
     spelling = None if render is None or is_harmony(template) else learn_spelling(render)
     if render is None or spelling is None:
         return None if named is not HARMONY and render is not None and writes_calls(render) else named

@@ -59,6 +59,15 @@ NAMED = template(
     )
 )
 IDS = template(each_call("{{- '[CALLS]' + f.name + '[ID]' + call.id + '[ARGS]' + f.arguments | tojson }}"))
+NAMED_IDS = template(
+    each_call(
+        "{{- '<|call|>' + call.id + '<|args|>' + (f.arguments if f.arguments is string else f.arguments | tojson) }}"
+        "{{- '<|/call|>' }}",
+        "{{- '<|calls|>' }}",
+        "{{- '<|/calls|>' }}",
+    )
+)
+"""As Kimi K2's."""
 KEYED = template(
     each_call(
         """{{- ', ' if not loop.first }}{{- '{"' + f.name + '": ' + f.arguments | tojson + '}' }}""",

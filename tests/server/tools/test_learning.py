@@ -7,7 +7,7 @@ from server.tools.learning import learn_spelling
 from server.tools.model_format import DialectSettings
 from server.tools.spelling import HOLE, LiteralArguments, Spelling, TaggedArguments
 from server.tools.thinking import HARMONY_ANALYSIS, THINK, ThinkingMarks, learn_marks, marks_in
-from tests.server.tools.call_templates import ALL, OBJECTS, each_call, rendering, template
+from tests.server.tools.call_templates import ALL, NAMED_IDS, OBJECTS, each_call, rendering, template
 
 SPELLINGS = {
     "objects": Spelling('<call>\n{"name": "', '", "arguments": ', "}\n</call>", "\n"),
@@ -95,6 +95,12 @@ def test_calls_that_are_plain_json_are_read_as_such() -> None:
     source = template(each_call(one))
     calls = DialectSettings().dialect_of(source, rendering(source)).calls
     assert calls is not None and (calls.name, calls.read, calls.opening) == ("json", JSON.read, None)
+
+
+def test_names_that_stand_in_ids_only_are_learned() -> None:
+    assert learn_spelling(rendering(NAMED_IDS)) is None
+    calls = DialectSettings().dialect_of(NAMED_IDS, rendering(NAMED_IDS)).calls
+    assert calls is not None and calls.spelling == SPELLINGS["named"]
 
 
 def test_the_only_length_of_ids_is_learned() -> None:

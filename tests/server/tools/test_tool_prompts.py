@@ -10,6 +10,7 @@ from tests.server.events import first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import WEATHER, prompt_of
+from tests.server.tools.call_templates import NAMED_IDS
 from tests.server.tools.tool_chats import ONLY_TIME, TOOLS, TURNS, calls_in, function
 
 
@@ -116,3 +117,18 @@ def test_mistral_gets_the_ids_it_wants() -> None:
         server.engine.rule = saying('[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]')
         message = first(server.chat(tools=TOOLS).json())["message"]
     assert re.fullmatch("[0-9a-f]{9}", message["tool_calls"][0]["id"])
+
+
+def test_ids_name_the_functions_where_the_template_writes_ids_only() -> None:
+    calls = [{"id": each, **function("get_time", arguments="{}")} for each in ("c2", "c3")]
+    history = [*HISTORY, {"role": "assistant", "tool_calls": calls}, HISTORY[-1] | {"tool_call_id": "c3"}]
+    without_tools = NAMED_IDS.replace("tools | tojson", "''")
+    template = "{% for m in messages %}{{ m.tool_call_id }}{% endfor %}" + without_tools
+    with live_server(FakeBackend(chat_templates={"default": template})) as server:
+        server.engine.rule = saying('So:<|calls|><|call|>functions.get_time:3<|args|>{"a": 1}<|/call|><|/calls|>')
+        message = first(server.chat(history, tools=[function("get_time")]).json())["message"]
+        assert (message["content"], calls_in(message)) == ("So:", [("get_time", '{"a": 1}')])
+        assert re.fullmatch("call_[0-9a-f]+", message["tool_calls"][0]["id"])
+        weather, first_time, second_time = (f"functions.get_{each}" for each in ("weather:0", "time:1", "time:2"))
+        written = re.findall("functions.[a-z_]+:[0-9]", prompt_of(server))
+        assert written == [weather, second_time, weather, first_time, second_time]
