@@ -4,7 +4,7 @@
 #   docker run --rm -p 127.0.0.1:8000:8000 twostep
 #
 # pip takes the default torch build, which on x86-64 Linux brings CUDA: several GB, and needed for --gpus only. For an
-# image of a few hundred MB give pip the address of PyTorch's CPU wheels:  --build-arg PIP_EXTRA_INDEX_URL=...
+# image of a few hundred MB:  --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 

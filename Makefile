@@ -80,10 +80,11 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-# torch goes first and alone, so that its build is chosen by the constraint and by nothing that depends on it.
+# torch goes first and alone, so that its build is chosen by the constraint and by nothing that depends on it. Without an
+# NVIDIA driver that is the build for the CPU, where PyTorch's index answers and no other is chosen in pip's environment.
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV): a minute or two, once"
-	$(PIP) torch
+	$(PIP) $$($(BIN)/python -m tools.torch_index) torch
 	$(PIP) --editable .
 	@touch $@
 
