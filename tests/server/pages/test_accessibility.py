@@ -72,6 +72,7 @@ def test_a_conversation_needs_no_pointer(server: LiveServer, open_page: Callable
     for _ in range(2):
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # on the link to the playground
+    page.locator("#message").wait_for()
     for _ in range(2):
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "message"
