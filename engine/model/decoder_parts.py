@@ -145,7 +145,8 @@ class RouterParts(msgspec.Struct, frozen=True, eq=False):
     linear: LinearParts
     top_k: int
     scoring: Literal["softmax", "sigmoid", "softmax of chosen"] = "softmax"
-    """What scores are of logits, in float32; the last one is in the type of the rows, and all that there is to do."""
+    """What scores are of logits, in float32; the last one is all that there is to do, and in the type of the rows if it
+    is not rounded to that."""
     is_wide: bool = False
     """Whether logits are in float32."""
     choice_bias: Tensor | None = None

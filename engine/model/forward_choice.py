@@ -25,7 +25,7 @@ from engine.model.drafting.mtp_head import MtpInput, join_parts
 from engine.model.fused_modules import FusedNorm, Rotation
 from engine.model.kernel_forward import KernelForward
 from engine.model.kernel_layer import KernelDecoderLayer
-from engine.model.known import code_fingerprint
+from engine.model.known import causal_lm, code_fingerprint
 from engine.model.known.layer_inputs import are_layer_inputs_known, has_layer_inputs, layer_inputs_parts
 from engine.model.known.norms import norm_parts
 from engine.runner.forward import Forward, HeadForward, HeadInput, TransformersForward, TransformersHeadForward
@@ -50,6 +50,8 @@ FAMILIES = (
     "ernie4_5",
     "ernie4_5_moe",
     "exaone4",
+    "exaone_moe",
+    "flex_olmo",
     "gemma",
     "gemma2",
     "gemma3_text",
@@ -60,17 +62,24 @@ FAMILIES = (
     "glm4_moe",
     "gpt_oss",
     "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "helium",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
+    "hy_v3",
     "internlm3",
     "iquestcoder",
     "jais2",
     "llama",
+    "mellum",
+    "minimax_m2",
     "ministral",
     "ministral3",
     "mistral",
     "mixtral",
     "nemotron",
+    "olmo",
     "olmo2",
     "olmo3",
     "olmoe",
@@ -83,6 +92,7 @@ FAMILIES = (
     "smollm3",
     "solar_open",
     "starcoder2",
+    "vaultgemma",
 )
 """Model types that run in the kernels as a whole, all but models with parts of their own: see docs/models.md."""
 
@@ -136,7 +146,7 @@ def _warn_if_expected(module: PreTrainedModel, reason: str) -> None:
 def is_known(module: PreTrainedModel) -> bool:
     """Whether nothing but what `KernelForward` does runs when `module` is called."""
     decoder = module.base_model
-    if not code_fingerprint.is_causal_lm(module) or not code_fingerprint.is_decoder(decoder):
+    if not causal_lm.is_causal_lm(module) or not causal_lm.is_decoder(decoder):
         return False
     embedding, layers, head = decoder.embed_tokens, list(decoder.layers), module.get_output_embeddings()
     return (
@@ -173,7 +183,7 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     embedding = decoder.embed_tokens
     rotations, numbers = _rotations_of(decoder)
     layers = zip(decoder.layers, numbers, _sources_of(decoder.layers), strict=True)
-    logits_factor, logits_divisor = code_fingerprint.logits_scale(module)
+    logits_factor, logits_divisor = causal_lm.logits_scale(module)
     return DecoderParts(
         _rows_of(embedding),
         rotations,
@@ -182,7 +192,7 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
         linear_parts(head.packed, head.bias),
         embedding.gather if isinstance(embedding, GatheredEmbedding) else None,
         _embedding_scale(decoder),
-        module.config.final_logit_softcapping if code_fingerprint.caps_logits(module) else None,
+        module.config.final_logit_softcapping if causal_lm.caps_logits(module) else None,
         logits_factor,
         logits_divisor,
         layer_inputs_parts(decoder) if has_layer_inputs(decoder) else None,
@@ -201,7 +211,7 @@ def _sources_of(layers: Sequence[Any]) -> list[int | None]:
 
 
 def _embedding_scale(decoder: Any) -> float | None:
-    if code_fingerprint.scales_embedding(decoder):
+    if causal_lm.scales_embedding(decoder):
         return float(decoder.embedding_multiplier)
     return code_fingerprint.embedding_scale(decoder.embed_tokens)
 

@@ -84,6 +84,11 @@ class FusedDecoderLayer(nn.Module):
         return cast(nn.Module, getattr(self, self.form.ffn))
 
     @property
+    def shared(self) -> Any:
+        """The MLP beside the mixture, which reads what that reads; None if there is none."""
+        return None if self.form.shared is None else getattr(self, self.form.shared)
+
+    @property
     def norms(self) -> LayerNorms:
         """The norms, None where the layer has none."""
         return LayerNorms(*(None if name is None else getattr(self, name) for name in self.form.names))
@@ -112,7 +117,7 @@ class FusedDecoderLayer(nn.Module):
         out = _first_of(self.ffn(normed))  # gpt-oss returns a router's scores, too
         if self.form.beside is not None:
             return self._with_experts(residual, out, self.form.beside)
-        return out if self.form.shared is None else out + getattr(self, self.form.shared)(normed)
+        return out if self.form.shared is None else out + self.shared(normed)
 
     def _with_experts(self, residual: Tensor, out: Tensor, names: ExpertsBeside) -> Tensor:
         """Returns the sum of what the MLP has made, and of what experts make of the layer's sum."""

@@ -26,7 +26,7 @@ from engine.model.fused_modules import (
     Rotation,
 )
 from engine.model.fused_recurrent import FusedDeltaNet, FusedMamba2, FusedShortConvolution, names_of_projections
-from engine.model.known import code_fingerprint
+from engine.model.known import causal_lm, code_fingerprint
 from engine.model.known.kv_sources import has_own_keys, kv_source_of, norms_values
 from engine.model.known.layer_form import form_of_layer
 from engine.model.known.norms import norm_without_weight
@@ -54,7 +54,7 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
 def fuse_norms(model: PreTrainedModel) -> None:
     """Swaps the norms only: their sums have another order, while the other swaps change no bit of a result."""
     fuse_rms_norms(model, model.dtype)
-    if model.device.type == "cpu" and code_fingerprint.is_decoder(model.base_model):
+    if model.device.type == "cpu" and causal_lm.is_decoder(model.base_model):
         replace_modules(model, lambda module: _fused_layer_norm(module, model.dtype))
         for module in model.modules():
             _fuse_norm_without_weight(module)
@@ -109,6 +109,8 @@ def _fuse_norm_without_weight(owner: nn.Module) -> None:
 
 
 def _fused_layer_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
+    if code_fingerprint.is_plain_layer_norm(module):
+        return FusedLayerNorm(_fixed(torch.ones(cast(Any, module).normalized_shape)), None, 1e-5)
     has_bias = code_fingerprint.is_layer_norm(module) or code_fingerprint.is_zero_centered_layer_norm(module)
     if not has_bias and not code_fingerprint.is_unbiased_layer_norm(module):
         return None

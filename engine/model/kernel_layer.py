@@ -6,6 +6,7 @@ step.
 
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ from engine.model.fused_modules import (
 )
 from engine.model.fused_recurrent import FusedRecurrent
 from engine.model.known.beside import are_known_beside, mixture_beside_parts, weights_beside
-from engine.model.known.linears import is_known_linear, is_known_mlp, mlp_parts, parts_of_linear
+from engine.model.known.linears import is_known_linear, is_known_mlp, mlp_parts, parts_of_linear, weights_of_mlp
 from engine.model.known.mixture import is_known_mixture, mixture_parts, weights_of_all_rows
 from engine.model.known.norms import norm_parts
 from engine.weights.adapters import are_rows_adapted
@@ -76,9 +77,11 @@ class KernelDecoderLayer(nn.Module):
         attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.ffn
         of_input = [getattr(self.layer, name).packed for name in (self.layer.form.input or ())[:2]]
         further = [*weights_beside(self.layer), *of_input]
+        if self.layer.form.shared is not None:
+            further += weights_of_mlp(self.layer.shared)
         if not isinstance(mlp, FusedMLP):
             return [attention_out, *weights_of_all_rows(mlp), *further]
-        return [attention_out, mlp.gate_up_proj.packed, mlp.down_proj.packed, *further]
+        return [attention_out, *weights_of_mlp(mlp), *further]
 
     @property
     def num_expert_weights(self) -> int:
@@ -135,10 +138,11 @@ def _kernel_layer(module: nn.Module) -> nn.Module | None:
 
 
 def _is_feed_forward_known(layer: FusedDecoderLayer) -> bool:
-    if layer.form.shared is not None or not are_known_beside(layer):
+    if not are_known_beside(layer) or not (layer.form.shared is None or is_known_mlp(layer.shared)):
         return False
     is_input_known = all(is_known_linear(getattr(layer, name)) for name in (layer.form.input or ())[:2])
-    return is_input_known and (is_known_mlp(layer.ffn) or is_known_mixture(layer.ffn))
+    is_mlp_known = layer.form.shared is None and is_known_mlp(layer.ffn)
+    return is_input_known and (is_mlp_known or is_known_mixture(layer.ffn))
 
 
 def _is_recurrence_known(layer: FusedDecoderLayer) -> bool:
@@ -183,7 +187,12 @@ def _after_parts(layer: FusedDecoderLayer, output: nn.Module) -> AfterParts:
 def _feed_forward_parts(layer: FusedDecoderLayer) -> MlpParts | MixtureParts:
     if layer.form.beside is not None:
         return mixture_beside_parts(layer)
-    return mlp_parts(layer.ffn) if isinstance(layer.ffn, FusedMLP) else mixture_parts(layer.ffn)
+    if isinstance(layer.ffn, FusedMLP):
+        return mlp_parts(layer.ffn)
+    mixture, name = mixture_parts(layer.ffn), layer.form.shared
+    return (
+        mixture if name is None else msgspec.structs.replace(mixture, shared=mlp_parts(layer.shared), shared_path=name)
+    )
 
 
 def _end_parts(layer: FusedDecoderLayer) -> EndParts | None:

@@ -15,7 +15,7 @@ from engine.attention.registry import AttentionCall
 from engine.checkpoint.stored_tensor import as_stored
 from engine.core.errors import ConfigError, ModelError
 from engine.model.fused_modules import GATE_BLOCK, FusedAttention, FusedMLP
-from engine.model.known import code_fingerprint
+from engine.model.known import causal_lm, code_fingerprint
 from engine.weights.gathered_embedding import GatheredEmbedding
 from engine.weights.linear import is_linear
 from engine.weights.moe import is_experts
@@ -75,7 +75,7 @@ def _can_be_cut(attention: FusedAttention) -> bool:
 def _cut_embedding(module: PreTrainedModel, group: RankGroup) -> None:
     """Other code than that of known decoders may read an embedding's numbers."""
     embedding = module.get_input_embeddings()
-    if code_fingerprint.is_decoder(module.base_model) and code_fingerprint.is_embedding(embedding):
+    if causal_lm.is_decoder(module.base_model) and code_fingerprint.is_embedding(embedding):
         module.set_input_embeddings(GatheredEmbedding(embedding.weight.detach(), group))
 
 

@@ -159,7 +159,7 @@ class RouterWeight(WeightHandle):
 
 
 def is_router(module: nn.Module) -> bool:
-    """Whether the module's own 2-D weight is used by its forward in `F.linear` and nowhere else."""
+    """Whether the module's own 2-D weight is used by its forward in `F.linear` and, but for its type, nowhere else."""
     weight = module._parameters.get("weight")
     if weight is None or weight.dim() != 2:
         return False
@@ -167,10 +167,10 @@ def is_router(module: nn.Module) -> bool:
         source = inspect.getsource(type(module).forward)
     except (OSError, TypeError):
         return False
-    num_uses = source.count("self.weight")
+    num_uses = len(re.findall(r"self\.weight(?!\.dtype)", source))
     if num_uses == 0:
         return isinstance(module, nn.Linear) and "super().forward(" in source
-    return num_uses == len(re.findall(r"linear\([^\n]*self\.weight", source))
+    return num_uses == len(re.findall(r"linear\([^\n]*self\.weight(?!\.dtype)", source))
 
 
 def pack_router(router: nn.Module, pack: Pack) -> int:

@@ -36,6 +36,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.window_groups import window_groups
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import fake_info
+from tests.engine.further_configs import FURTHER
 from tests.engine.gemma4_configs import GEMMA4
 
 VOCAB_SIZE = 199
@@ -190,6 +191,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("NemotronConfig", {"head_dim": 12}),
     "arcee": ("ArceeConfig", {"mlp_bias": True}),
     **GEMMA4,
+    **FURTHER,
     "deepseek_v32": ("DeepseekV32Config", _DSA),
     "glm_moe_dsa": ("GlmMoeDsaConfig", {"indexer_types": ["full", "shared", "full"], **_DSA}),
 }
@@ -209,6 +211,7 @@ ALIKE = frozenset(
         "hunyuan_moe",
         "nemotron",
         "arcee",
+        *FURTHER,
     )
 )
 """Those whose parts are nearly all those of others, so that most tests of them are slow."""

@@ -105,8 +105,8 @@ struct Router : torch::CustomClassHolder {
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& normed) const {
     const at::Tensor logits = (*weight)(is_wide ? widened(normed) : normed, {});
     if (scoring == Scoring::kSoftmaxOfChosen) {
-      const auto [largest, experts] = at::topk(logits, num_chosen, -1);
-      return {experts, at::softmax(largest, -1)};
+      const auto [largest, experts] = at::topk(is_rounded ? logits.to(at::kFloat) : logits, num_chosen, -1);
+      return {experts, at::softmax(largest, -1).to(normed.scalar_type())};
     }
     const bool is_sigmoid = scoring == Scoring::kSigmoid;
     const at::Tensor scores = is_sigmoid ? at::sigmoid(logits.to(at::kFloat)) : at::softmax(logits, -1, at::kFloat);

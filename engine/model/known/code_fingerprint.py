@@ -13,28 +13,24 @@ from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
-from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
-from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from engine.model.fused_modules import QueryScaling, Rotation
 from engine.model.known.kv_sources import SHARING_KEYS
 from engine.model.known.same_code import family_of, global_of, is_like, is_of, is_same, module_name
 
 __all__ = [
-    "caps_logits",
     "embedding_scale",
     "gates_output",
     "is_attention",
     "is_attention_with_norms",
-    "is_causal_lm",
-    "is_decoder",
     "is_embedding",
     "is_gated_mlp",
     "is_half_rotary_embedding",
     "is_layer_norm",
     "is_pair_rotary_embedding",
+    "is_plain_layer_norm",
     "is_plain_mlp",
     "is_plain_rms_norm",
     "is_rms_norm",
@@ -47,12 +43,10 @@ __all__ = [
     "is_unrounded_rms_norm",
     "is_zero_centered_layer_norm",
     "is_zero_centered_rms_norm",
-    "logits_scale",
     "name_of_output",
     "names_of_head_norms",
     "norms_all_heads",
     "rotation_of",
-    "scales_embedding",
     "stays_wide",
 ]
 
@@ -63,52 +57,32 @@ _ATTENTIONS = (
     modeling_gemma2.Gemma2Attention,  # with a softcap
 )
 
-_DECODERS = (
-    modeling_llama.LlamaModel,
-    modeling_qwen2.Qwen2Model,  # with masks, which are not used here
-    modeling_mistral.MistralModel,
-    modeling_mixtral.MixtralModel,
-    modeling_qwen3_moe.Qwen3MoeModel,
-    modeling_gemma2.Gemma2Model,
-    modeling_gpt_oss.GptOssModel,
-)
-_MIXTURES_FOR_CAUSAL_LM = (
-    modeling_mixtral.MixtralForCausalLM,
-    modeling_qwen3_moe.Qwen3MoeForCausalLM,
-    modeling_gpt_oss.GptOssForCausalLM,
-)
 # What follows is named by family and class: it is known in models of that family, whose code others do not load.
 _SCALING_QUERIES = "ministral3.Ministral3Attention"
 _NOT_ALWAYS_ROTATING = "granitemoehybrid.GraniteMoeHybridAttention"
 _ATTENTIONS_WITH_DROPOUT = ("seed_oss.SeedOssAttention", "starcoder2.Starcoder2Attention")
+_CLIPPING = "olmo.OlmoAttention", "olmoe.OlmoeAttention"  # if `clip_qkv`
 _FURTHER_ATTENTIONS = (
-    *("phi3.Phi3Attention", "smollm3.SmolLM3Attention"),
+    *("phi3.Phi3Attention", "smollm3.SmolLM3Attention", *_CLIPPING[:1]),
     *("cohere.CohereAttention", "cohere2.Cohere2Attention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
     _NOT_ALWAYS_ROTATING,
     *(_SCALING_QUERIES, "glm4_moe.Glm4MoeAttention", "nemotron.NemotronAttention"),
 )
-_NORMING_ALL_HEADS = ("olmo2.Olmo2Attention", "olmo3.Olmo3Attention", "olmoe.OlmoeAttention")
+_NORMING_ALL_HEADS = (
+    *("olmo2.Olmo2Attention", "olmo3.Olmo3Attention", "olmoe.OlmoeAttention"),
+    *("minimax_m2.MiniMaxM2Attention", "flex_olmo.FlexOlmoAttention"),
+)
 _SCALING_NUMBERS = ("llama_4_scaling_beta", "original_max_position_embeddings")
 _GATING_OUTPUT = (
     *("qwen3_5.Qwen3_5Attention", "qwen3_5_moe.Qwen3_5MoeAttention"),
     "qwen3_next.Qwen3NextAttention",
 )
 _WITH_LAYERNORMS = ("lfm2.Lfm2Attention", "lfm2_moe.Lfm2MoeAttention")
+_ROTATING_IN_WINDOWS = "exaone4.Exaone4Attention", "exaone_moe.ExaoneMoeAttention"
 _NORMING_LAST = ("hunyuan_v1_dense.HunYuanDenseV1Attention", "hunyuan_v1_moe.HunYuanMoEV1Attention")
-_FURTHER_DECODERS = (
-    *("gemma.GemmaModel", "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"),
-    *("ministral.MinistralModel", "cwm.CwmModel", "olmoe.OlmoeModel", "qwen2_moe.Qwen2MoeModel"),
-    *("glm4_moe.Glm4MoeModel", "dots1.Dots1Model", "solar_open.SolarOpenModel", "ernie4_5_moe.Ernie4_5_MoeModel"),
-    *("hunyuan_v1_moe.HunYuanMoEV1Model", "nemotron.NemotronModel"),
-    *("gemma4.Gemma4TextModel", "gemma4_unified.Gemma4UnifiedTextModel"),
-)
-_FURTHER_FOR_CAUSAL_LM = (
-    *("glm4_moe.Glm4MoeForCausalLM", "dots1.Dots1ForCausalLM", "solar_open.SolarOpenForCausalLM"),
-    *("hunyuan_v1_moe.HunYuanMoEV1ForCausalLM", "nemotron.NemotronForCausalLM"),
-    *("exaone4.Exaone4ForCausalLM", "ernie4_5.Ernie4_5ForCausalLM"),  # decorated in another order since 5.24
-)
 _WIDE_ROTARY_EMBEDDINGS = (
     *("olmo2.Olmo2RotaryEmbedding", "ernie4_5.Ernie4_5RotaryEmbedding"),
+    *("olmo.OlmoRotaryEmbedding", "flex_olmo.FlexOlmoRotaryEmbedding"),
     "ernie4_5_moe.Ernie4_5_MoeRotaryEmbedding",
 )
 _SCALING_NORMS = ("gemma4.Gemma4RMSNorm", "gemma4_unified.Gemma4UnifiedRMSNorm")
@@ -116,9 +90,13 @@ _ROTATIONS = {
     "phi3": Rotation(is_partial=True),
     "olmo2": Rotation(is_wide=True),
     "olmo3": Rotation(is_wide=True),
+    "olmo": Rotation(is_wide=True),
+    "flex_olmo": Rotation(is_wide=True),
     "glm": Rotation(in_pairs=True, is_partial=True),
     "glm4": Rotation(in_pairs=True, is_partial=True),
     "glm4_moe": Rotation(is_partial=True),
+    "minimax_m2": Rotation(is_partial=True),
+    "helium": Rotation(in_pairs=True),
     "gemma4": Rotation(),
     "gemma4_unified": Rotation(),
     "nemotron": Rotation(is_partial=True),
@@ -142,7 +120,7 @@ def is_rms_norm(module: nn.Module) -> bool:
 
 def is_unrounded_rms_norm(module: nn.Module) -> bool:
     """Whether the module is an RMSNorm that rounds once, at the end."""
-    return is_like(module, modeling_gpt_oss.GptOssRMSNorm)
+    return is_like(module, modeling_gpt_oss.GptOssRMSNorm) or is_of(module, "helium.HeliumRMSNorm")
 
 
 def is_scaling_rms_norm(module: nn.Module) -> bool:
@@ -173,6 +151,11 @@ def is_unbiased_layer_norm(module: nn.Module) -> bool:
     return is_known and cast(Any, module).weight.dim() == 1
 
 
+def is_plain_layer_norm(module: nn.Module) -> bool:
+    """Whether the module is such a one without a weight, whose epsilon is 1e-5."""
+    return is_of(module, "olmo.OlmoLayerNorm")
+
+
 def is_zero_centered_layer_norm(module: nn.Module) -> bool:
     """Whether the module is torch's layer norm of rows, with one more than its weight."""
     is_known = is_of(module, "nemotron.NemotronLayerNorm1P")
@@ -183,8 +166,9 @@ def is_gated_mlp(module: nn.Module) -> bool:
     """Whether the module is a gated MLP with a gate and an up projection, or one that is both."""
     if is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
         return not module.training
-    further = "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP", "granitemoehybrid.GraniteMoeHybridMLP"
-    return is_like(module, modeling_llama.LlamaMLP) or is_of(module, *further)
+    further = "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP"
+    in_one = "granitemoehybrid.GraniteMoeHybridMLP", "granitemoeshared.GraniteMoeSharedMLP"
+    return is_like(module, modeling_llama.LlamaMLP) or is_of(module, *further, *in_one)
 
 
 def is_silu_mlp(module: nn.Module) -> bool:
@@ -239,47 +223,9 @@ def is_half_rotary_embedding(module: nn.Module) -> bool:
 def is_rotary_embedding_by_type(module: nn.Module) -> bool:
     """Whether the module is a rotary embedding with frequencies for each type of layers, which never change."""
     kinds = "gemma4.Gemma4TextRotaryEmbedding", "gemma4_unified.Gemma4UnifiedTextRotaryEmbedding"
-    is_known = is_of(module, "gemma3.Gemma3RotaryEmbedding", "olmo3.Olmo3RotaryEmbedding", *kinds)
+    further = "gemma3.Gemma3RotaryEmbedding", "olmo3.Olmo3RotaryEmbedding", "mellum.MellumRotaryEmbedding"
+    is_known = is_of(module, *further, *kinds)
     return is_known and {*cast("dict[str, str]", module.rope_type).values()} <= {*_FIXED_ROPE_TYPES}
-
-
-def is_decoder(module: nn.Module) -> bool:
-    """Whether the module is a decoder: an embedding, layers one after the other, a final norm."""
-    if is_of(module, "starcoder2.Starcoder2Model"):  # with a dropout
-        return not module.training
-    return is_like(module, *_DECODERS) or is_of(module, *_FURTHER_DECODERS) or scales_embedding(module)
-
-
-def scales_embedding(module: nn.Module) -> bool:
-    """Whether the module is a decoder that multiplies what its embedding gives by `embedding_multiplier`."""
-    return is_of(module, "granite.GraniteModel")
-
-
-def is_causal_lm(module: nn.Module) -> bool:
-    """Whether the module is a decoder with a language-model head, and returns nothing of its routers."""
-    is_mixture = is_like(module, *_MIXTURES_FOR_CAUSAL_LM)
-    return (
-        is_like(module, modeling_llama.LlamaForCausalLM)
-        or is_of(module, *_FURTHER_FOR_CAUSAL_LM)
-        or caps_logits(module)
-        or logits_scale(module) != (None, None)
-        or (is_mixture and not cast(Any, module).config.output_router_logits)
-    )
-
-
-def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
-    """Returns what a decoder with a head multiplies its logits by, and what it divides them by."""
-    if is_of(module, "cohere.CohereForCausalLM", "cohere2.Cohere2ForCausalLM"):
-        return float(cast(float, module.logit_scale)), None
-    if is_of(module, "granite.GraniteForCausalLM"):
-        return None, float(cast(Any, module).config.logits_scaling)
-    return None, None
-
-
-def caps_logits(module: nn.Module) -> bool:
-    """Whether the module is such a one, and its logits are capped by `final_logit_softcapping` if its config has it."""
-    kinds = "gemma3.Gemma3ForCausalLM", "gemma4.Gemma4ForCausalLM", "gemma4_unified.Gemma4UnifiedForCausalLM"
-    return is_like(module, modeling_gemma2.Gemma2ForCausalLM) or is_of(module, *kinds)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -295,7 +241,7 @@ def is_attention(module: nn.Module) -> bool:
 def is_attention_with_norms(module: nn.Module) -> bool:
     """Whether the module is an attention that norms queries and keys, by those of `names_of_head_norms`."""
     kinds = (
-        *("gemma3.Gemma3Attention", "exaone4.Exaone4Attention", *SHARING_KEYS),
+        *("gemma3.Gemma3Attention", *_ROTATING_IN_WINDOWS, "hy_v3.HYV3Attention", *SHARING_KEYS),
         *(*_NORMING_ALL_HEADS, *_NORMING_LAST, *_GATING_OUTPUT, *_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
     )
     is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or _is_glm_with_norms(module)
@@ -324,7 +270,7 @@ def _does_more(attention: Any) -> bool:
         return bool(attention.use_qk_norm)  # by layer norms, with a weight for each head
     if is_of(attention, "lfm3.Lfm3Attention"):
         return attention.g_proj is not None
-    return is_of(attention, "olmoe.OlmoeAttention") and attention.config.clip_qkv is not None
+    return is_of(attention, *_CLIPPING) and attention.config.clip_qkv is not None
 
 
 def gates_output(attention: nn.Module) -> bool:
@@ -365,7 +311,7 @@ def _is_rotated(attention: Any) -> bool:
         return bool(attention.config.position_embedding_type == "rope")
     if is_of(attention, "smollm3.SmolLM3Attention"):
         return bool(attention.use_rope)
-    if is_of(attention, "exaone4.Exaone4Attention"):
+    if is_of(attention, *_ROTATING_IN_WINDOWS):
         return attention.sliding_window is None or bool(attention.is_sliding)
     if is_of(attention, "cohere2.Cohere2Attention"):
         return attention.sliding_window is not None

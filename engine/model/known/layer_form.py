@@ -23,6 +23,10 @@ _WITH_DELTA_NETS = (
     *("qwen3_5.Qwen3_5DecoderLayer", "qwen3_5_moe.Qwen3_5MoeDecoderLayer"),
     "qwen3_next.Qwen3NextDecoderLayer",
 )
+_NORMING_AFTER = (
+    *("olmo2.Olmo2DecoderLayer", "olmo3.Olmo3DecoderLayer", "exaone4.Exaone4DecoderLayer"),
+    "flex_olmo.FlexOlmoDecoderLayer",
+)
 _NORMS_BEFORE = LayerNorms("input_layernorm", None, "post_attention_layernorm", None)
 _NORMS_AROUND = LayerNorms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -38,6 +42,7 @@ _BESIDE = ExpertsBeside(
     *("router", "experts", "pre_feedforward_layernorm_2"),
     *("post_feedforward_layernorm_2", "post_feedforward_layernorm_1"),
 )
+_NORMS_BEFORE_AS_VAULTGEMMA = LayerNorms("input_layernorm", None, "pre_feedforward_layernorm", None)
 _ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
 
 
@@ -53,8 +58,10 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
         return LayerForm(_NORMS_AROUND)
     if is_of(module, "glm4.Glm4DecoderLayer"):
         return LayerForm(_NORMS_AROUND_AS_GLM4)
-    if is_of(module, "olmo2.Olmo2DecoderLayer", "olmo3.Olmo3DecoderLayer", "exaone4.Exaone4DecoderLayer"):
+    if is_of(module, *_NORMING_AFTER):
         return LayerForm(_NORMS_AFTER)
+    if is_of(module, "vaultgemma.VaultGemmaDecoderLayer"):
+        return LayerForm(_NORMS_BEFORE_AS_VAULTGEMMA)
     if is_of(module, "granite.GraniteDecoderLayer"):
         return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
     if is_of(module, *_WITH_DELTA_NETS):
@@ -78,6 +85,11 @@ def _form_beside_shared_mlp(layer: Any) -> LayerForm:
     return LayerForm(_NORMS_BEFORE, float(layer.residual_multiplier), mixer=mixer, ffn=ffn, shared=shared)
 
 
+def _form_with_mixture(layer: Any) -> LayerForm:
+    shared = None if getattr(layer, "shared_mlp", None) is None else "shared_mlp"
+    return LayerForm(_NORMS_BEFORE, float(layer.residual_multiplier), ffn="block_sparse_moe", shared=shared)
+
+
 def _form_around_operator(layer: Any) -> LayerForm:
     has_norms_after = type(getattr(layer, "post_operator_norm", nn.Identity())) is not nn.Identity
     names = _NORMS_AROUND_OPERATOR if has_norms_after else _NORMS_OF_OPERATOR
@@ -87,6 +99,8 @@ def _form_around_operator(layer: Any) -> LayerForm:
 _VARYING: dict[str, Callable[[Any], LayerForm]] = {
     "gemma4.Gemma4TextDecoderLayer": _form_of_gemma4,
     "gemma4_unified.Gemma4UnifiedTextDecoderLayer": _form_of_gemma4,
+    "granitemoe.GraniteMoeDecoderLayer": _form_with_mixture,
+    "granitemoeshared.GraniteMoeSharedDecoderLayer": _form_with_mixture,
     "granitemoehybrid.GraniteMoeHybridDecoderLayer": _form_beside_shared_mlp,
     "lfm2.Lfm2DecoderLayer": _form_around_operator,
     "lfm2_moe.Lfm2MoeDecoderLayer": _form_around_operator,

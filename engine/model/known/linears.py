@@ -8,10 +8,10 @@ from engine.model.decoder_parts import LinearParts, MlpParts, linear_parts
 from engine.model.fused_modules import FusedMLP
 from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
-from engine.weights.packed_weight import KernelWeight
+from engine.weights.packed_weight import KernelWeight, PackedWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 
-__all__ = ["is_known_linear", "is_known_mlp", "mlp_parts", "parts_of_linear"]
+__all__ = ["is_known_linear", "is_known_mlp", "mlp_parts", "parts_of_linear", "weights_of_mlp"]
 
 
 def is_known_linear(module: Any) -> bool:
@@ -25,6 +25,11 @@ def is_known_linear(module: Any) -> bool:
 def is_known_mlp(module: nn.Module) -> bool:
     """Whether the module is a fused MLP of such layers."""
     return isinstance(module, FusedMLP) and is_known_linear(module.gate_up_proj) and is_known_linear(module.down_proj)
+
+
+def weights_of_mlp(mlp: Any) -> list[PackedWeight]:
+    """Returns the packed weights of a known MLP."""
+    return [mlp.gate_up_proj.packed, mlp.down_proj.packed]
 
 
 def parts_of_linear(linear: Any) -> LinearParts:

@@ -23,6 +23,10 @@ _MIXTURES = (
     modeling_qwen3_moe.Qwen3MoeSparseMoeBlock,
     modeling_gpt_oss.GptOssMLP,  # whose router has another name, and which returns its scores, too
 )
+_FURTHER_MIXTURES = (
+    *("minimax_m2.MiniMaxM2SparseMoeBlock", "granitemoe.GraniteMoeMoE", "granitemoeshared.GraniteMoeSharedMoE"),
+    "granitemoehybrid.GraniteMoeHybridMoE",
+)
 _SHARING = {
     "qwen2_moe.Qwen2MoeSparseMoeBlock": "shared_expert",  # and `shared_expert_gate`
     "glm4_moe.Glm4MoeMoE": "shared_experts",
@@ -30,13 +34,15 @@ _SHARING = {
     "solar_open.SolarOpenMoE": "shared_experts",
     "ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock": "shared_experts",  # or None
     "hunyuan_v1_moe.HunYuanMoEV1Moe": "shared_mlp",
+    "exaone_moe.ExaoneMoeSparseMoEBlock": "shared_experts",
+    "hy_v3.HYV3MoE": "shared_experts",
 }
 """Mixtures with an MLP that all rows have, by family and class, and the MLP's name."""
 
 
 def is_known_mixture(module: nn.Module) -> bool:
     """Whether nothing but a known router, experts in the kernels and a known MLP runs when the module is called."""
-    if module.training or not (is_like(module, *_MIXTURES) or is_of(module, *_SHARING)):
+    if module.training or not (is_like(module, *_MIXTURES) or is_of(module, *_FURTHER_MIXTURES, *_SHARING)):
         return False
     experts, shared, gate = module.experts, _shared(module), _shared_gate(module)
     return (
@@ -60,7 +66,7 @@ def mixture_parts(mixture: Any) -> MixtureParts:
     """Returns the parts of a known mixture."""
     shared, gate = _shared(mixture), _shared_gate(mixture)
     return MixtureParts(
-        router_parts(_router(mixture)),
+        router_parts(_router(mixture), getattr(mixture, "e_score_correction_bias", None)),
         mixture.experts.parts,
         None if shared is None else mlp_parts(shared),
         f"mlp.{_shared_name(mixture)}",

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe
@@ -16,14 +16,25 @@ from engine.weights.packed_weight import KernelWeight, PackedWeight
 
 __all__ = ["is_known_router", "is_scaling_router", "router_parts", "router_weight"]
 
-_SIGMOID_ROUTERS = ("glm4_moe.Glm4MoeTopkRouter", "dots1.Dots1TopkRouter", "solar_open.SolarOpenTopkRouter")
+_SIGMOID_ROUTERS = (
+    *("glm4_moe.Glm4MoeTopkRouter", "dots1.Dots1TopkRouter", "solar_open.SolarOpenTopkRouter"),
+    "exaone_moe.ExaoneMoeTopkRouter",
+)
+_BIASED_ROUTERS = "minimax_m2.MiniMaxM2TopKRouter", "hy_v3.HYV3TopKRouter"
+_WIDE_LATE_ROUTERS = (
+    *("granitemoe.GraniteMoeTopKRouter", "granitemoeshared.GraniteMoeSharedTopKRouter"),
+    "granitemoehybrid.GraniteMoeHybridTopKRouter",
+)
 
 
 def is_known_router(router: Any) -> bool:
     """Whether nothing but what the C++ layers do runs when the module is called."""
     if _is_linear_router(router):
         return is_known_linear(router.wg)
-    kinds = _is_normalizing_router, _is_rounding_router, _is_late_router, _is_sigmoid_router, _is_corrected_router
+    kinds = (
+        *(_is_normalizing_router, _is_rounding_router, _is_late_router, _is_wide_late_router),
+        *(_is_sigmoid_router, _is_biased_router, _is_corrected_router),
+    )
     has_weight = isinstance(router.weight, RouterWeight) and isinstance(router.weight.packed, KernelWeight)
     return has_weight and any(is_of_kind(router) for is_of_kind in kinds)
 
@@ -33,19 +44,22 @@ def router_weight(router: Any) -> PackedWeight:
     return cast(PackedWeight, router.wg.packed if _is_linear_router(router) else router.weight.packed)
 
 
-def router_parts(router: Any) -> RouterParts:
-    """Returns the parts of a known router."""
+def router_parts(router: Any, choice_bias: Tensor | None = None) -> RouterParts:
+    """Returns the parts of a known router, which may be called with a bias of the choice."""
     if _is_linear_router(router):
         is_wide = router.wg.packed.dtype is torch.float32  # then its results are, too, whatever the type of the rows
         linear, is_rounded = parts_of_linear(router.wg), not is_wide
         return RouterParts(linear, router.top_k, is_wide=is_wide, is_normalized=True, is_rounded=is_rounded)
     if _is_sigmoid_router(router):
         return _parts_of_sigmoid_router(router)
+    if _is_biased_router(router):
+        assert choice_bias is not None, "such a router is called with a bias"
+        return _parts_of_biased_router(router, choice_bias)
     if _is_corrected_router(router):
         return _parts_of_corrected_router(router)
     linear = linear_parts(router.weight.packed, getattr(router, "bias", None))
-    if _is_late_router(router):
-        return RouterParts(linear, router.top_k, "softmax of chosen")
+    if _is_late_router(router) or _is_wide_late_router(router):
+        return RouterParts(linear, router.top_k, "softmax of chosen", is_rounded=_is_wide_late_router(router))
     is_rounded = _is_rounding_router(router)
     is_normalized = bool(router.norm_topk_prob) if is_rounded else True
     return RouterParts(linear, router.top_k, is_normalized=is_normalized, is_rounded=is_rounded)
@@ -64,6 +78,22 @@ def _parts_of_sigmoid_router(router: Any) -> RouterParts:
         is_normalized=bool(router.norm_topk_prob),
         sum_offset=1e-20,
         factor=float(router.routed_scaling_factor),
+    )
+
+
+def _parts_of_biased_router(router: Any, choice_bias: Tensor) -> RouterParts:
+    is_wide = is_of(router, "hy_v3.HYV3TopKRouter")
+    weight = router.weight.float() if is_wide else router.weight
+    return RouterParts(
+        linear_parts(weight.packed, None),
+        router.top_k,
+        "sigmoid",
+        is_wide=is_wide,
+        choice_bias=choice_bias.detach().clone(),
+        is_sorted=False,
+        is_normalized=True,
+        sum_offset=1e-20 if is_wide else 0.0,
+        factor=float(getattr(router, "router_scaling_factor", 1.0)),
     )
 
 
@@ -92,6 +122,16 @@ def _is_rounding_router(module: nn.Module) -> bool:
 def _is_late_router(module: nn.Module) -> bool:
     """Whether the module chooses the likeliest experts, whose weights are a softmax over the chosen alone."""
     return is_like(module, modeling_gpt_oss.GptOssTopKRouter)
+
+
+def _is_wide_late_router(module: nn.Module) -> bool:
+    """Whether the module does so in float32, with weights of the rows' dtype."""
+    return is_of(module, *_WIDE_LATE_ROUTERS)
+
+
+def _is_biased_router(module: nn.Module) -> bool:
+    """Whether the module chooses by sigmoids and a bias that it is called with."""
+    return is_of(module, *_BIASED_ROUTERS)
 
 
 def _is_linear_router(module: nn.Module) -> bool:

@@ -5,7 +5,6 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-import transformers
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
@@ -71,8 +70,6 @@ def test_an_attention_that_rotates_in_another_way_is_not_known() -> None:
     assert code_fingerprint.is_attention(attention_that_rotates_by(copy_of(rotate, 1)))
     assert not code_fingerprint.is_attention(attention_that_rotates_by(copy_of(rotate, 2)))
     assert not code_fingerprint.is_attention(attention_that_rotates_by(turned))
-    config = transformers.HeliumConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-    assert not code_fingerprint.is_attention(transformers.models.helium.modeling_helium.HeliumAttention(config, 0))
 
 
 ROTATE_HALF = """

@@ -21,6 +21,7 @@ from engine.runner.forward import Forward, ForwardOutput, TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs, build_inputs
 from tests.crossed import crossed
+from tests.engine.further_configs import FURTHER
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.served_answers import documented_types
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
@@ -33,6 +34,7 @@ KNOWN = (
     *("glm", "glm4", "ernie4_5", "cohere2", "starcoder2", "starcoder2_mqa"),
     *("gemma1", "ministral", "cohere", "olmoe", "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "hunyuan_moe"),
     *("hunyuan", "ministral3", "nemotron", "arcee", "gemma4", "gemma4_e", "gemma4_moe"),
+    *FURTHER,
 )
 KEPT: dict[str, list[int] | None] = {"all": None, "none": [], "some": [20, 3], "most": [*range(31)]}
 NUM_BLOCKS = 12

@@ -16,7 +16,10 @@ from tests.engine.tiny_models import ARCHITECTURES, SPARSE, make_config
 
 EXPERT_MODELS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "llama4"]
 HYBRIDS_WITH_EXPERTS = ["granite4", "jamba", "kimi_linear"]  # in some of their layers
-WITH_SHARED_EXPERTS = [*sorted(SPARSE), "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe"]
+WITH_SHARED_EXPERTS = [
+    *(*sorted(SPARSE), "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "exaone_moe", "hy_v3", "granitemoeshared"),
+]
+FURTHER_WITH_EXPERTS = ["granitemoe", "minimax_m2", "mellum", "flex_olmo"]
 WITH_LINEAR_ROUTERS = ["hunyuan_moe", "gemma4_moe"]
 IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
 
@@ -80,7 +83,7 @@ def test_a_packed_model_computes_what_it_did(name: str, kernels_available: bool)
     report = prepare_linears(model, kernels_available)
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     assert report.unconverted == () and report.num_linears > 0
-    with_routers = EXPERT_MODELS + HYBRIDS_WITH_EXPERTS + WITH_SHARED_EXPERTS
+    with_routers = EXPERT_MODELS + HYBRIDS_WITH_EXPERTS + WITH_SHARED_EXPERTS + FURTHER_WITH_EXPERTS
     assert (report.num_experts > 0) == (name in with_routers + WITH_LINEAR_ROUTERS)
     assert (report.num_routers > 0) == (name in with_routers)
 

@@ -1,0 +1,96 @@
+"""Decoders and their heads that are known: what else they do with embeddings and logits."""
+
+from typing import Any, cast
+
+from torch import nn
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+from transformers.models.mixtral import modeling_mixtral
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+from engine.model.known.same_code import is_like, is_of
+
+__all__ = ["caps_logits", "is_causal_lm", "is_decoder", "logits_scale", "scales_embedding"]
+
+_DECODERS = (
+    modeling_llama.LlamaModel,
+    modeling_qwen2.Qwen2Model,  # with masks, which are not used here
+    modeling_mistral.MistralModel,
+    modeling_mixtral.MixtralModel,
+    modeling_qwen3_moe.Qwen3MoeModel,
+    modeling_gemma2.Gemma2Model,
+    modeling_gpt_oss.GptOssModel,
+)
+_MIXTURES_FOR_CAUSAL_LM = (
+    modeling_mixtral.MixtralForCausalLM,
+    modeling_qwen3_moe.Qwen3MoeForCausalLM,
+    modeling_gpt_oss.GptOssForCausalLM,
+)
+# What follows is named by family and class: it is known in models of that family, whose code others do not load.
+_FURTHER_DECODERS = (
+    *("gemma.GemmaModel", "gemma3.Gemma3TextModel", "exaone4.Exaone4Model", "olmo3.Olmo3Model", "cohere2.Cohere2Model"),
+    *("ministral.MinistralModel", "cwm.CwmModel", "olmoe.OlmoeModel", "qwen2_moe.Qwen2MoeModel"),
+    *("glm4_moe.Glm4MoeModel", "dots1.Dots1Model", "solar_open.SolarOpenModel", "ernie4_5_moe.Ernie4_5_MoeModel"),
+    *("hunyuan_v1_moe.HunYuanMoEV1Model", "nemotron.NemotronModel"),
+    *("gemma4.Gemma4TextModel", "gemma4_unified.Gemma4UnifiedTextModel"),
+    *("minimax_m2.MiniMaxM2Model", "exaone_moe.ExaoneMoeModel", "hy_v3.HYV3Model", "mellum.MellumModel"),
+    "flex_olmo.FlexOlmoModel",
+)
+_DIVIDING_MIXTURES = "granitemoe.GraniteMoeForCausalLM", "granitemoeshared.GraniteMoeSharedForCausalLM"
+_SCALING_EMBEDDINGS = (
+    *("granite.GraniteModel", "granitemoe.GraniteMoeModel"),
+    "granitemoeshared.GraniteMoeSharedModel",
+)
+_FURTHER_FOR_CAUSAL_LM = (
+    *("glm4_moe.Glm4MoeForCausalLM", "dots1.Dots1ForCausalLM", "solar_open.SolarOpenForCausalLM"),
+    *("hunyuan_v1_moe.HunYuanMoEV1ForCausalLM", "nemotron.NemotronForCausalLM"),
+    *("exaone4.Exaone4ForCausalLM", "ernie4_5.Ernie4_5ForCausalLM"),  # decorated in another order since 5.24
+    *("exaone_moe.ExaoneMoeForCausalLM", "hy_v3.HYV3ForCausalLM"),
+)
+
+
+def is_decoder(module: nn.Module) -> bool:
+    """Whether the module is a decoder: an embedding, layers one after the other, a final norm."""
+    if is_of(module, "starcoder2.Starcoder2Model"):  # with a dropout
+        return not module.training
+    return is_like(module, *_DECODERS) or is_of(module, *_FURTHER_DECODERS) or scales_embedding(module)
+
+
+def scales_embedding(module: nn.Module) -> bool:
+    """Whether the module is a decoder that multiplies what its embedding gives by `embedding_multiplier`."""
+    return is_of(module, *_SCALING_EMBEDDINGS)
+
+
+def is_causal_lm(module: nn.Module) -> bool:
+    """Whether the module is a decoder with a language-model head, and returns nothing of its routers."""
+    is_mixture = is_like(module, *_MIXTURES_FOR_CAUSAL_LM)
+    return (
+        is_like(module, modeling_llama.LlamaForCausalLM)
+        or is_of(module, *_FURTHER_FOR_CAUSAL_LM)
+        or caps_logits(module)
+        or logits_scale(module) != (None, None)
+        or (is_mixture and _is_silent(module))
+    )
+
+
+def _is_silent(module: nn.Module) -> bool:
+    """Whether a mixture returns nothing of its routers."""
+    return not cast(Any, module).config.output_router_logits
+
+
+def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
+    """Returns what a decoder with a head multiplies its logits by, and what it divides them by."""
+    if is_of(module, "cohere.CohereForCausalLM", "cohere2.Cohere2ForCausalLM"):
+        return float(cast(float, module.logit_scale)), None
+    if is_of(module, "granite.GraniteForCausalLM") or (is_of(module, *_DIVIDING_MIXTURES) and _is_silent(module)):
+        return None, float(cast(Any, module).config.logits_scaling)
+    return None, None
+
+
+def caps_logits(module: nn.Module) -> bool:
+    """Whether the module is such a one, and its logits are capped by `final_logit_softcapping` if its config has it."""
+    kinds = "gemma3.Gemma3ForCausalLM", "gemma4.Gemma4ForCausalLM", "gemma4_unified.Gemma4UnifiedForCausalLM"
+    return is_like(module, modeling_gemma2.Gemma2ForCausalLM) or is_of(module, *kinds)

@@ -1,0 +1,47 @@
+"""Settings of tiny models whose parts are nearly all those of others, but for one or two."""
+
+from typing import Any
+
+_WINDOW, _FULL = "sliding_attention", "full_attention"
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_SIGMOIDS: dict[str, Any] = {
+    **{"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    **{"num_shared_experts": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+}
+_GRANITE_MOE: dict[str, Any] = {
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.3, "attention_multiplier": 0.3},
+    **{"residual_multiplier": 0.7, "logits_scaling": 3.0},
+}
+
+# name -> (config class, its own settings)
+FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
+    "granitemoe": ("GraniteMoeConfig", _GRANITE_MOE),
+    "granitemoeshared": ("GraniteMoeSharedConfig", {**_GRANITE_MOE, "shared_intermediate_size": 40}),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {
+            **{"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
+            "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "exaone_moe": (
+        "ExaoneMoeConfig",
+        {
+            **{**_SIGMOIDS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+            **{"sliding_window": 12, "layer_types": [_WINDOW, _FULL, _WINDOW]},
+        },
+    ),
+    "hy_v3": ("HYV3Config", {**_SIGMOIDS, "head_dim": 16, "router_scaling_factor": 1.5}),
+    "mellum": (
+        "MellumConfig",
+        {
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16},
+            **{"sliding_window": 12, "layer_types": [_WINDOW, _FULL, _WINDOW]},
+            "rope_parameters": {_WINDOW: _ROPE, _FULL: {**_ROPE, "rope_theta": 500_000.0}},
+        },
+    ),
+    "flex_olmo": ("FlexOlmoConfig", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "olmo": ("OlmoConfig", {}),
+    "helium": ("HeliumConfig", {"head_dim": 8}),
+    "vaultgemma": ("VaultGemmaConfig", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 12}),
+}
