@@ -134,9 +134,12 @@ class MlpParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     names: tuple[str, ...] = ("gate_proj", "up_proj")
     """The checkpoint's layers of which `gate_up` consists."""
     down_name: str = "down_proj"
+    numbers: tuple[float, ...] = ()
+    """Numbers of an activation that has some."""
 
     def bound(self) -> Any:
-        return torch.classes.twostep.Mlp(self.gate_up.bound(), self.down.bound(), self.activation, self.is_gated)
+        linears = self.gate_up.bound(), self.down.bound()
+        return torch.classes.twostep.Mlp(*linears, self.activation, self.is_gated, [*self.numbers])
 
 
 class RouterParts(msgspec.Struct, frozen=True, eq=False):

@@ -42,6 +42,7 @@ __all__ = ["FAMILIES", "choose_forward", "choose_head_forward", "decoder_parts",
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
+    "apertus",
     "arcee",
     "cohere",
     "cohere2",

@@ -88,10 +88,13 @@ FusedNorm = FusedRMSNorm | FusedLayerNorm
 class FusedMLP(nn.Module):
     """A gated MLP: activation(gate) * up, both from one matmul, then the down projection; or one without a gate."""
 
-    def __init__(self, mlp: Any, activation: str, names: tuple[str, ...], is_gated: bool) -> None:
+    def __init__(
+        self, mlp: Any, activation: str, names: tuple[str, ...], is_gated: bool, numbers: tuple[float, ...] = ()
+    ) -> None:
         """`names` are those of the linear layers of `mlp`: a gate and an up projection, one that is both, or one
-        without a gate, and the down projection."""
+        without a gate, and the down projection; `numbers` are those of an activation that has some."""
         super().__init__()
+        self.numbers = numbers
         self.activation, self.is_gated = activation, is_gated  # the operator's name for it
         *first, self.down_name = names
         self.names = (*first,)
@@ -114,6 +117,9 @@ class FusedMLP(nn.Module):
             return cast(Tensor, torch.ops.twostep.gate(gate_up, self.activation))
         if self.activation == "square_relu":
             torch.ops.twostep.square_relu(gate_up)
+            return gate_up
+        if self.activation == "xielu":
+            torch.ops.twostep.xielu(gate_up, *self.numbers)
             return gate_up
         is_silu = self.activation == "silu"
         return nn.functional.silu(gate_up) if is_silu else nn.functional.gelu(gate_up, approximate="tanh")

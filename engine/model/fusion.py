@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import GELUTanh, ReLUSquaredActivation, SiLUActivation
+from transformers.activations import GELUTanh, ReLUSquaredActivation, SiLUActivation, XIELUActivation
 
 from engine.attention.kv_source import OWN_KV, head_counts
 from engine.attention.registry import AttentionCall
@@ -34,7 +34,7 @@ from engine.model.known.recurrent import is_delta_net, is_mamba2, is_short_convo
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
 
-__all__ = ["fuse_between_layers", "fuse_modules", "fuse_norms", "fuse_rms_norms"]
+__all__ = ["fuse_between_layers", "fuse_modules", "fuse_norms", "fuse_rms_norms", "xielu_numbers"]
 
 
 def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
@@ -133,10 +133,19 @@ def _fused_mlp(module: nn.Module, on_cpu: bool) -> nn.Module | None:
     if names is None or not _are_linear(module, *names[:-1]):
         return None
     is_gated = not code_fingerprint.is_plain_mlp(module)
-    activation = _activation_name(getattr(module, names[-1])) if names[-1] else "silu"
-    if activation == "square_relu" and is_gated:  # there is no such gate
+    act = getattr(module, names[-1]) if names[-1] else None
+    activation = "silu" if act is None else _activation_name(act)
+    if activation in ("square_relu", "xielu") and is_gated:  # there is no such gate
         return None
-    return None if activation is None else FusedMLP(module, activation, names[:-1], is_gated)
+    numbers = xielu_numbers(act) if activation == "xielu" else ()
+    return None if activation is None else FusedMLP(module, activation, names[:-1], is_gated, numbers)
+
+
+def xielu_numbers(act: Any) -> tuple[float, ...]:
+    """Returns an xIELU's factors of what is positive and of what is negative, its slope and its bound of the latter, as
+    they are in its type."""
+    positive, negative = (nn.functional.softplus(each) for each in (act.alpha_p, act.alpha_n))
+    return tuple(float(each) for each in (positive, act.beta + negative, act.beta, act.eps))
 
 
 def _fused_recurrent(module: nn.Module) -> nn.Module | None:
@@ -173,6 +182,8 @@ def _activation_name(module: nn.Module) -> str | None:
         return "silu"
     if type(module) is ReLUSquaredActivation:
         return "square_relu"
+    if type(module) is XIELUActivation:
+        return "xielu"
     is_tanh = type(module) is GELUTanh and isinstance(module.act, functools.partial)  # not the formula in Python
     return "gelu_tanh" if is_tanh else None
 

@@ -42,6 +42,7 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "flex_olmo": ("FlexOlmoConfig", {"num_experts": 4, "num_experts_per_tok": 2}),
     "olmo": ("OlmoConfig", {}),
+    "apertus": ("ApertusConfig", {}),
     "helium": ("HeliumConfig", {"head_dim": 8}),
     "vaultgemma": ("VaultGemmaConfig", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 12}),
 }

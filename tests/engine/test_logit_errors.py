@@ -79,6 +79,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "mellum": (0.057, 0.05, 0.28),
     "flex_olmo": (0.066, 0.078, 0.47),
     "olmo": (0.012, 0.027, 0.31),
+    "apertus": (0.013, 0.027, 0.25),
     "helium": (0.013, 0.025, 0.3),
     "vaultgemma": (0.0075, 0.015, 0.12),
     "deepseek_v32": (0.29, 0.35, 0.72),  # rounded index keys choose other positions

@@ -69,6 +69,13 @@ void add_gated_rows(const at::Tensor& sum, const at::Tensor& x, const std::optio
 // Makes of each number of x the square of what is positive of it, in its place.
 void square_relu(const at::Tensor& x);
 
+// Makes of each number of x its xIELU, in its place: above zero positive * x**2 + slope * x, and else
+// negative * (e**min(x, bound) - 1 - x) + slope * x, rounded at each step.
+struct Xielu {
+  double positive, negative, slope, bound;
+};
+void xielu(const at::Tensor& x, const Xielu& numbers);
+
 // Tables of the rows' dtype make products that are rounded to it, those in float32 sums that are. They may be narrower
 // than heads, whose last columns then stay. A norm's weight is that of a head, or of all heads of a row together.
 // Queries that are rotated are multiplied by the number [T] of their row, in float32, if there are such numbers.

@@ -266,7 +266,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<NormedLinear>("NormedLinear")
       .def(torch::init<Ref<Norm>, Ref<Linear>>())
       .def("run", &NormedLinear::run);
-  library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string, bool>());
+  library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string, bool, std::vector<double>>());
   library.class_<Router>("Router")
       .def(torch::init<Ref<Linear>, int64_t, std::string, bool, OptionalTensor, int64_t, int64_t, bool, bool, double,
                        double, double, bool, OptionalTensor>());

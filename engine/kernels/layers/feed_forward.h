@@ -36,10 +36,13 @@ struct Mlp : FeedForward {
   Ref<Linear> gate_up, down;  // the former without a gate, if there is none
   std::string activation;
   Activation gate;  // none without a gate
+  std::vector<double> numbers;  // of an activation that has some
 
-  Mlp(Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation, bool is_gated)
+  Mlp(Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation, bool is_gated, std::vector<double> numbers)
       : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation),
-        gate(is_gated ? activation_named(activation) : Activation::kNone) {}
+        gate(is_gated ? activation_named(activation) : Activation::kNone), numbers(std::move(numbers)) {
+    TORCH_CHECK(this->numbers.size() == (activation == "xielu" ? 4 : 0), "only xIELU has numbers, four of them");
+  }
 
   at::Tensor operator()(const at::Tensor&, const at::Tensor& normed, const Workspace& work,
                         const AdapterRows& rows) const override {
@@ -69,6 +72,7 @@ struct Mlp : FeedForward {
 
   void activate(at::Tensor& x) const {
     if (activation == "square_relu") return square_relu(x);
+    if (activation == "xielu") return xielu(x, {numbers[0], numbers[1], numbers[2], numbers[3]});
     activation_named(activation) == Activation::kSilu ? at::silu_(x) : at::gelu_(x, "tanh");  // of elementwise.cpp
   }
 

@@ -240,21 +240,6 @@ void add_gated_rows(const at::Tensor& sum, const at::Tensor& x, const std::optio
   });
 }
 
-void square_relu(const at::Tensor& x) {
-  TORCH_CHECK(x.is_contiguous(), "rows that are squared must be contiguous");
-  const int64_t size = x.size(-1);
-  with_element_of(x, [&]<class Element>(Element*) {
-    auto* data = x.mutable_data_ptr<Element>();
-    for_each_row(x.numel() / std::max<int64_t>(1, size), size, [&](int64_t row) {
-      Element* at = data + row * size;
-      for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
-        const Vec v = load_upto(at + i, count), positive = where_less(v, Vec{}, Vec{}, v);
-        store_upto(at + i, count, positive * positive);
-      });
-    });
-  });
-}
-
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps,
                       const Buffer& buffer) {
   const at::Tensor rows = x.contiguous();
@@ -357,8 +342,6 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.def(
       "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
       "Tensor? key_norm, float eps, bool in_pairs=False, bool norms_last=False, Tensor? query_scales=None) -> ()");
-  // x, contiguous -> the square of what is positive, in its place
-  library.def("square_relu(Tensor(a!) x) -> ()");
   // blocks of 16 columns, gate and up in turn [T, 2 * F] -> activation(gate) * up [T, F]; silu or gelu_tanh
   library.def("gate(Tensor gate_up, str activation) -> Tensor");
 }
@@ -372,7 +355,6 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("layer_norm", [](const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                 double eps) { return twostep::layer_norm(x, weight, bias, eps); });
   library.impl("rotate_heads", &twostep::rotate_heads);
-  library.impl("square_relu", &twostep::square_relu);
   library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
     return twostep::gate(gate_up, twostep::activation_named(activation));
   });

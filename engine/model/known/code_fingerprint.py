@@ -178,7 +178,7 @@ def is_silu_mlp(module: nn.Module) -> bool:
 
 def is_plain_mlp(module: nn.Module) -> bool:
     """Whether the module is an MLP without a gate: `c_fc`, `act`, `c_proj`, or `up_proj`, `act_fn`, `down_proj`."""
-    if is_of(module, "nemotron.NemotronMLP", "arcee.ArceeMLP", "jais2.Jais2MLP"):
+    if is_of(module, "nemotron.NemotronMLP", "arcee.ArceeMLP", "jais2.Jais2MLP", "apertus.ApertusMLP"):
         return True
     return is_of(module, "starcoder2.Starcoder2MLP") and not module.training
 
@@ -241,7 +241,13 @@ def is_attention(module: nn.Module) -> bool:
 def is_attention_with_norms(module: nn.Module) -> bool:
     """Whether the module is an attention that norms queries and keys, by those of `names_of_head_norms`."""
     kinds = (
-        *("gemma3.Gemma3Attention", *_ROTATING_IN_WINDOWS, "hy_v3.HYV3Attention", *SHARING_KEYS),
+        *(
+            "gemma3.Gemma3Attention",
+            *_ROTATING_IN_WINDOWS,
+            "hy_v3.HYV3Attention",
+            "apertus.ApertusAttention",
+            *SHARING_KEYS,
+        ),
         *(*_NORMING_ALL_HEADS, *_NORMING_LAST, *_GATING_OUTPUT, *_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
     )
     is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or _is_glm_with_norms(module)

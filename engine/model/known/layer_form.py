@@ -43,6 +43,7 @@ _BESIDE = ExpertsBeside(
     *("post_feedforward_layernorm_2", "post_feedforward_layernorm_1"),
 )
 _NORMS_BEFORE_AS_VAULTGEMMA = LayerNorms("input_layernorm", None, "pre_feedforward_layernorm", None)
+_NORMS_BEFORE_AS_APERTUS = LayerNorms("attention_layernorm", None, "feedforward_layernorm", None)
 _ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
 
 
@@ -60,8 +61,6 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
         return LayerForm(_NORMS_AROUND_AS_GLM4)
     if is_of(module, *_NORMING_AFTER):
         return LayerForm(_NORMS_AFTER)
-    if is_of(module, "vaultgemma.VaultGemmaDecoderLayer"):
-        return LayerForm(_NORMS_BEFORE_AS_VAULTGEMMA)
     if is_of(module, "granite.GraniteDecoderLayer"):
         return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
     if is_of(module, *_WITH_DELTA_NETS):
@@ -97,6 +96,8 @@ def _form_around_operator(layer: Any) -> LayerForm:
 
 
 _VARYING: dict[str, Callable[[Any], LayerForm]] = {
+    "apertus.ApertusDecoderLayer": lambda _: LayerForm(_NORMS_BEFORE_AS_APERTUS),
+    "vaultgemma.VaultGemmaDecoderLayer": lambda _: LayerForm(_NORMS_BEFORE_AS_VAULTGEMMA),
     "gemma4.Gemma4TextDecoderLayer": _form_of_gemma4,
     "gemma4_unified.Gemma4UnifiedTextDecoderLayer": _form_of_gemma4,
     "granitemoe.GraniteMoeDecoderLayer": _form_with_mixture,
@@ -106,4 +107,4 @@ _VARYING: dict[str, Callable[[Any], LayerForm]] = {
     "lfm2_moe.Lfm2MoeDecoderLayer": _form_around_operator,
     "lfm3.Lfm3DecoderLayer": _form_around_operator,
 }
-"""Layers that differ by their settings, or by their place in the model."""
+"""Layers whose norms have names of their own, or that differ by their settings, or by their place in the model."""

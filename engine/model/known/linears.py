@@ -40,4 +40,4 @@ def parts_of_linear(linear: Any) -> LinearParts:
 def mlp_parts(mlp: FusedMLP) -> MlpParts:
     """Returns the parts of a known MLP."""
     linears = parts_of_linear(mlp.gate_up_proj), parts_of_linear(mlp.down_proj)
-    return MlpParts(*linears, mlp.activation, mlp.is_gated, mlp.names, mlp.down_name)
+    return MlpParts(*linears, mlp.activation, mlp.is_gated, mlp.names, mlp.down_name, mlp.numbers)

@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.activations import XIELUActivation
 from transformers.models.glm import modeling_glm as glm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.phi3 import modeling_phi3 as phi3
+
+from engine.model.fusion import xielu_numbers
 
 pytestmark = pytest.mark.usefixtures("ops")
 
@@ -118,6 +121,23 @@ def test_what_is_positive_is_squared(dtype: torch.dtype, size: int) -> None:
     squared = x.clone()
     torch.ops.twostep.square_relu(squared)
     assert torch.equal(squared, torch.square(functional.relu(x)))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+def test_xielu_is_that_of_transformers(dtype: torch.dtype, size: int) -> None:
+    """Differences of nearly equal numbers err by units in the last place of these."""
+    activation = XIELUActivation(dtype=dtype).requires_grad_(False)
+    x = 3 * random(33, size, dtype=dtype)
+    x[0] *= 1e-4
+    expected, own = activation(x), x.clone()
+    torch.ops.twostep.xielu(own, *xielu_numbers(activation))
+    torch.testing.assert_close(own, expected, rtol=3 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_xielu_of_what_is_no_number_is_none() -> None:
+    x = torch.tensor([torch.nan, -torch.inf, torch.inf, 0.0])
+    torch.ops.twostep.xielu(x, 0.8, 0.7, 0.5, -1e-6)
+    assert x[0].isnan() and x[2] == torch.inf and abs(x[3]) < 1e-6
 
 
 def rotated_pairs(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "quantize_and_pack": ALL,
     "activations": FUSED,
     "gate": FUSED,
+    "xielu": FUSED,
     "multiply_by_gates": FUSED,
     "gated_convolution": FUSED,
     "delta_gates": FUSED,

@@ -93,7 +93,7 @@ def test_a_matmul_that_applies_the_gate_is_the_matmul_and_then_the_gate(size: in
     down, attention_out = (pack_weight(weight, True) for weight in (weight_of(k, size), torch.zeros(k, 16).bfloat16()))
     ones = torch.ones(k, dtype=torch.bfloat16)
     norm = torch.classes.twostep.Norm(ones, 1e-6, False, None)
-    mlp = torch.classes.twostep.Mlp(bound(gate_up), bound(down), "silu", True)
+    mlp = torch.classes.twostep.Mlp(bound(gate_up), bound(down), "silu", True, [])
     after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None, None, None, None, False, None)
     for num_rows in (1, 17, 33, 300, 700):
         x = torch.randn(1, num_rows, k).bfloat16()
