@@ -49,6 +49,12 @@ at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& time_step, cons
                           const at::Tensor& write, const at::Tensor& read, const at::Tensor& states,
                           const at::Tensor& slots, const at::Tensor& starts);
 
+// A real-gated linear recurrence: x [T, channels] and gates [T, heads, 2, channels / heads] of the input and of the decay,
+// rates [channels] in float32 and is_first [T] of bools -> as x.
+at::Tensor real_gated_recurrence(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& rates,
+                                 const at::Tensor& is_first, const at::Tensor& states, const at::Tensor& slots,
+                                 const at::Tensor& starts);
+
 // What a gated delta net makes of its projections: the decay of each head, and how much of a value's error is written.
 std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at::Tensor& time_step,
                                                const at::Tensor& decay_rates, const at::Tensor& time_bias);

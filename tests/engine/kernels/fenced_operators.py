@@ -178,6 +178,10 @@ def _recurrent() -> Iterator[Case]:
             for activation in ("none", "sigmoid", "silu"):
                 inputs = x.clone(), gates, activation
                 yield f"multiply_by_gates of {activation}, {dtype}", torch.ops.twostep.multiply_by_gates, inputs
+            firsts, states = torch.arange(num_tokens) == 0, torch.randn(3, channels)
+            heads = torch.randn(num_tokens, 1, 2, channels).to(dtype)
+            inputs = x, heads, -torch.rand(channels), firsts, states, *places
+            yield f"real_gated_recurrence of {channels}, {dtype}", torch.ops.twostep.real_gated_recurrence, inputs
         for size in (1, 16, 21):
             x, times = torch.randn(num_tokens, channels), torch.rand(num_tokens, channels)
             write, read = torch.randn(2, num_tokens, size)

@@ -72,6 +72,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "mamba2_scan": FUSED,
     "gated_group_norm": FUSED,
     "selective_scan": FUSED,
+    "real_gated_recurrence": FUSED,
     "token_weights": FUSED,
     "draw_tokens": FUSED,
     "score_tokens": FUSED,

@@ -11,6 +11,7 @@ from engine.mixers.convolution import Convolution
 from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.mamba2_scan import Mamba2Scan
+from engine.mixers.real_gated_recurrence import RealGatedRecurrence
 from engine.mixers.registry import Mixer
 from engine.mixers.selective_scan import SelectiveScan
 from engine.mixers.short_convolution import ShortConvolution
@@ -78,6 +79,12 @@ def selective_scan(seed: int, state_size: int = 16) -> SelectiveScan:
     return SelectiveScan(x, time_step, -draw(CHANNELS, state_size).abs(), write, read)
 
 
+def real_gated_recurrence(seed: int, dtype: torch.dtype = torch.float32) -> RealGatedRecurrence:
+    """Returns one of heads with 21 channels each."""
+    x, gates = draw(NUM_TOKENS, 63, seed=seed, dtype=dtype), draw(NUM_TOKENS, 3, 2, 21, seed=seed + 5, dtype=dtype)
+    return RealGatedRecurrence(x, gates, -draw(63).abs(), torch.arange(NUM_TOKENS) == 0)
+
+
 MIXERS: dict[str, Callable[[int], Mixer]] = {
     "convolution": convolution,
     "convolution in bfloat16": lambda seed: convolution(seed, torch.bfloat16),
@@ -90,8 +97,13 @@ MIXERS: dict[str, Callable[[int], Mixer]] = {
     "Mamba-2 from projections": mamba2_scan,
     "Mamba-2 from projections in bfloat16": lambda seed: mamba2_scan(seed, torch.bfloat16),
     "Mamba": selective_scan,
+    "real-gated recurrence": real_gated_recurrence,
+    "real-gated recurrence in bfloat16": lambda seed: real_gated_recurrence(seed, torch.bfloat16),
 }
-PER_TOKEN = {"x", "rows", "qkv", "query", "key", "value", "decay", "rate", "time_step", "write", "read"}
+PER_TOKEN = {"x", "rows", "qkv", "query", "key", "value", "decay", "rate", "time_step", "write", "read"} | {
+    "gates",
+    "is_first",
+}
 
 
 def joined(mixers: list[Any], ranges: list[range]) -> Any:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from engine.mixers.convolution import Convolution
 from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.metadata import StateMetadata
+from engine.mixers.real_gated_recurrence import RealGatedRecurrence
 from engine.mixers.registry import Mixer
 from engine.mixers.selective_scan import SelectiveScan
 from engine.mixers.state import clear
@@ -25,6 +26,7 @@ from tests.engine.mixers.random_mixers import (
     draw,
     joined,
     linear_attention,
+    real_gated_recurrence,
     selective_scan,
     short_convolution,
 )
@@ -129,7 +131,34 @@ def test_a_selective_scan_that_does_not_decay_has_the_bits_of_plain_torch() -> N
     assert_as_in_torch(mixer)
 
 
-def assert_as_in_torch(mixer: LinearAttention | Convolution | SelectiveScan) -> None:
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_real_gated_recurrence_is_that_of_plain_torch(dtype: torch.dtype) -> None:
+    mixer = real_gated_recurrence(1, dtype)
+    metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
+    states = draw(4, *mixer.state_shape.sizes)
+    expected = states.clone()
+    torch.testing.assert_close(mixer.advance(states, metadata), mixer.advance_in_torch(expected, metadata))
+    torch.testing.assert_close(states, expected)
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_real_gated_recurrence_of_gates_that_are_open_or_shut_has_the_bits_of_plain_torch(dtype: torch.dtype) -> None:
+    mixer = real_gated_recurrence(1, dtype)
+    gates = torch.where(mixer.gates > 0, 200.0, -200.0).to(dtype)
+    assert_as_in_torch(mixer._replace(gates=gates, rates=torch.full_like(mixer.rates, -200.0)))
+
+
+def test_a_real_gated_recurrence_keeps_the_size_of_first_inputs_alone() -> None:
+    mixer = real_gated_recurrence(1)
+    mixer = mixer._replace(rates=torch.zeros_like(mixer.rates))
+    read = mixer.advance(torch.zeros(1, 63), StateMetadata([0], [NUM_TOKENS], [True], CPU))
+    first = mixer.x[0] * torch.sigmoid(mixer.gates[0, :, 0].flatten())
+    torch.testing.assert_close(read, first.expand_as(read))
+
+
+def assert_as_in_torch(mixer: LinearAttention | Convolution | SelectiveScan | RealGatedRecurrence) -> None:
     metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
     states = draw(4, *mixer.state_shape.sizes).to(mixer.state_shape.dtype)
     expected = states.clone()
