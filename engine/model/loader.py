@@ -54,6 +54,7 @@ from engine.model.placement import made_to_run, move_layers, only_errors_of, rep
 from engine.model.plain_type import as_plain_type
 from engine.model.planning.paged_weights import check_packing_fits
 from engine.model.probe import ProbedLayers, layer_shape, probe
+from engine.model.recurrent.replacement import replace_recurrent_layers
 from engine.model.sparse_attention import check_sparse, is_sparse, replace_indexers
 from engine.model.step_work import size_of
 from engine.model.tensor_parallel import check_heads, check_same_weights, cut_modules, leave_weights_stored
@@ -177,6 +178,7 @@ def _checked_layers(
     """Returns the attention calls and the shapes of the states of all layers, of latents where the model can run over
     these. Raises UnsupportedModelError unless it can run paged."""
     route_recurrent_functions(module)
+    replace_recurrent_layers(module)
     replace_indexers(module)
     is_expanded = device.type != "cpu" or are_expanded_by(config.adapters)
     replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, dtype))

@@ -23,6 +23,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.mixers.state import StateCache
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.probe import layer_shape, probe
+from engine.model.recurrent.replacement import replace_recurrent_layers
 from engine.model.refusals import refused_if_it_fails
 from engine.model.small_copy import cut_config, num_distinct_layers, randomize
 from engine.model.sparse_attention import replace_indexers
@@ -61,6 +62,7 @@ def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latent
     module.set_attn_implementation("eager")
     expected = [_dense(module, token_ids) for token_ids in sequences]
     module.set_attn_implementation(ATTENTION_NAME)
+    replace_recurrent_layers(module)
     replace_indexers(module)
     if with_latents:
         keep_latents(module, torch.float32)

@@ -50,6 +50,8 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "granite4": (0.04, 0.036, 0.24),
     "jamba": (0.058, 0.061, 0.32),
     "kimi_linear": (0.17, 0.21, 0.52),
+    "minimax": (0.021, 0.022, 0.1),
+    "recurrent_gemma": (0.0063, 0.0099, 0.062),
     "smollm3_nope": (0.014, 0.028, 0.29),
     "phi3_partial": (0.012, 0.026, 0.3),
     "seed_oss": (0.012, 0.02, 0.25),

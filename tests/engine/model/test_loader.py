@@ -28,10 +28,10 @@ SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "falcon": ("FalconConfig", SMALL, "attention registry"),
     "bloom": ("BloomConfig", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "attention registry"),
-    "recurrent_gemma": (
-        "RecurrentGemmaConfig",
-        {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 1, "intermediate_size": 48, "lru_width": 32},
-        "recurrent state",
+    "rwkv": (
+        "RwkvConfig",
+        {"vocab_size": 64, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2},
+        "attention registry",
     ),
     "t5": (
         "T5Config",

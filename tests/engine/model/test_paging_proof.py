@@ -13,10 +13,13 @@ from engine.attention.kv_cache import LayerCache
 from engine.attention.metadata import AttentionMetadata, AttentionParams
 from engine.core.config import EngineConfig
 from engine.core.errors import UnsupportedModelError
-from engine.mixers import functions
+from engine.mixers.convolution import Convolution
 from engine.mixers.draft_step import DraftStep
 from engine.mixers.functions import route_recurrent_functions
+from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.metadata import StateMetadata
+from engine.mixers.real_gated_recurrence import RealGatedRecurrence
+from engine.mixers.selective_scan import SelectiveScan
 from engine.model.loader import load_model
 from engine.model.paging_proof import prove_paging
 from engine.model.small_copy import randomize
@@ -32,12 +35,14 @@ EQUAL: dict[str, dict[str, Any]] = {
     "deepseek_v3": {},
     "phimoe": {},
 }
-RECURRENT: dict[str, str] = {
-    "lfm2": "Convolution",
-    "qwen3_5_text": "LinearAttention",
-    "kimi_linear": "LinearAttention",
-    "falcon_h1": "LinearAttention",
-    "mamba": "SelectiveScan",
+RECURRENT: dict[str, type[Any]] = {
+    "lfm2": Convolution,
+    "qwen3_5_text": LinearAttention,
+    "kimi_linear": LinearAttention,
+    "falcon_h1": LinearAttention,
+    "mamba": SelectiveScan,
+    "minimax": LinearAttention,
+    "recurrent_gemma": RealGatedRecurrence,
 }
 """Model type -> a mixer of its layers."""
 MIXES_OTHERWISE: dict[str, dict[str, Any]] = {
@@ -92,7 +97,7 @@ def test_states_pass_and_are_used(model_type: str, monkeypatch: pytest.MonkeyPat
     model = tiny_model(model_type)
     route_recurrent_functions(model)
     prove_paging(model, 512)
-    mixer = getattr(functions, RECURRENT[model_type])
+    mixer = RECURRENT[model_type]
     advance = mixer.advance
 
     def forgetting(self: Any, states: Tensor, metadata: StateMetadata) -> Tensor:
