@@ -49,8 +49,8 @@ at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& time_step, cons
                           const at::Tensor& write, const at::Tensor& read, const at::Tensor& states,
                           const at::Tensor& slots, const at::Tensor& starts);
 
-// A real-gated linear recurrence: x [T, channels] and gates [T, heads, 2, channels / heads] of the input and of the decay,
-// rates [channels] in float32 and is_first [T] of bools -> as x.
+// A real-gated linear recurrence: x [T, channels] and gates [T, heads, 2, channels / heads] of the input and of the
+// decay, rates [channels] in float32 and is_first [T] of bools -> as x.
 at::Tensor real_gated_recurrence(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& rates,
                                  const at::Tensor& is_first, const at::Tensor& states, const at::Tensor& slots,
                                  const at::Tensor& starts);

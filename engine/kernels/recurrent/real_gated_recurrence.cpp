@@ -1,5 +1,5 @@
-// The real-gated linear recurrence of RecurrentGemma (engine/mixers/real_gated_recurrence.py): each channel has one number
-// of state, which decays at each token and gets its input.
+// The real-gated linear recurrence of RecurrentGemma (engine/mixers/real_gated_recurrence.py): each channel has one
+// number of state, which decays at each token and gets its input.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -68,7 +68,8 @@ void check(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& rates
               "inputs are [tokens, channels], gates [tokens, heads, 2, channels of a head], of one dtype");
   TORCH_CHECK(rates.numel() == x.size(1) && rates.is_contiguous() && rates.scalar_type() == at::kFloat,
               "each channel has a rate in float32");
-  TORCH_CHECK(is_first.numel() == x.size(0) && is_first.scalar_type() == at::kBool, "each token is its sequence's first or not");
+  TORCH_CHECK(is_first.numel() == x.size(0) && is_first.scalar_type() == at::kBool,
+              "each token is its sequence's first or not");
   TORCH_CHECK(states.dim() == 2 && states.size(1) == x.size(1) && states.is_contiguous() &&
                   states.scalar_type() == at::kFloat,
               "states are [slots, channels], in float32");
