@@ -15,6 +15,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.core.errors import UnsupportedModelError
+from engine.model.known.same_code import class_named
 from engine.model.refusals import refused_if_it_fails
 from engine.model.small_copy import cut_config, num_distinct_layers, randomize
 
@@ -33,13 +34,23 @@ class _PlainType(NamedTuple):
     settings: Mapping[str, Any] = {}
     conversions: str | None = None
     """Type of the whole model, if transformers knows how its tensors are to be changed after reading."""
+    text_model: str | None = None
+    """Family and class of the text model, if transformers does not make it of its configuration alone."""
 
 
 _PLAIN_TYPES = {
+    "glm_ocr_text": _PlainType("glm4", {"attention_bias": False}),
     "glm4v_moe_text": _PlainType("glm4_moe"),
     "glm4v_text": _PlainType("glm4", {"attention_bias": True}),
+    "granite_docling_text": _PlainType("granite"),
+    "hunyuan_vl_text": _PlainType("hunyuan_v1_dense"),
+    "paddleocr_vl_text": _PlainType("llama", text_model="paddleocr_vl.PaddleOCRTextModel"),
+    "qwen2_5_omni_text": _PlainType("qwen2", text_model="qwen2_5_omni.Qwen2_5OmniThinkerTextModel"),
     "qwen2_5_vl_text": _PlainType("qwen2"),
     "qwen2_vl_text": _PlainType("qwen2"),
+    "qwen3_omni_moe_text": _PlainType(
+        "qwen3_moe", conversions="qwen3_omni_moe", text_model="qwen3_omni_moe.Qwen3OmniMoeThinkerTextModel"
+    ),
     "qwen3_vl_moe_text": _PlainType("qwen3_moe", {"norm_topk_prob": True}, "qwen3_vl_moe"),
     "qwen3_vl_text": _PlainType("qwen3"),
 }
@@ -53,7 +64,7 @@ def as_plain_type(config: PreTrainedConfig) -> PreTrainedConfig:
         return config
     plain = _converted(config, plain_type)
     with refused_if_it_fails(f"{config.model_type} cannot be served as {plain_type.name}"):
-        is_same = _compute_the_same(config, plain)
+        is_same = _compute_the_same(config, plain, plain_type.text_model)
     if not is_same:
         raise UnsupportedModelError(
             f"{config.model_type} with these settings computes something else than {plain_type.name}, as which its "
@@ -83,11 +94,11 @@ def _read_as(whole: str, plain: str) -> None:
 
 
 @torch.inference_mode()
-def _compute_the_same(config: PreTrainedConfig, plain: PreTrainedConfig) -> bool:
+def _compute_the_same(config: PreTrainedConfig, plain: PreTrainedConfig, text_model: str | None) -> bool:
     """Whether small models with these configurations and the same weights give the same hidden states."""
     with torch.device("meta"):
         num_layers = num_distinct_layers(AutoModel.from_config(plain))
-    one, other = (_small_model(each, num_layers) for each in (config, plain))
+    one, other = _small_model(config, num_layers, text_model), _small_model(plain, num_layers)
     randomize(one)
     other.load_state_dict(one.state_dict())
     generator = torch.Generator().manual_seed(0)
@@ -96,9 +107,10 @@ def _compute_the_same(config: PreTrainedConfig, plain: PreTrainedConfig) -> bool
     return bool((expected - computed).abs().max() <= TOLERANCE * expected.abs().max())  # NaN is not
 
 
-def _small_model(config: PreTrainedConfig, num_layers: int) -> PreTrainedModel:
+def _small_model(config: PreTrainedConfig, num_layers: int, text_model: str | None = None) -> PreTrainedModel:
     config = copy.deepcopy(config)
     cut_config(config, num_layers)
+    make = AutoModel.from_config if text_model is None else class_named(text_model)._from_config
     with torch.device("cpu"):
-        model: PreTrainedModel = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        model: PreTrainedModel = make(config, dtype=torch.float32, attn_implementation="eager")
     return model.eval()

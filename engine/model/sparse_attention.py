@@ -5,7 +5,6 @@ indexer whose code is known is replaced by one that makes the same queries, keys
 choice to where the keys of the tokens before are: the KV cache (`engine.attention.sparse`).
 """
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from engine.attention.metadata import IndexCall
 from engine.attention.registry import AttentionCall
 from engine.core.errors import ConfigError, UnsupportedModelError
-from engine.model.known.same_code import global_of, is_same, module_name
+from engine.model.known.same_code import class_named, global_of, is_same
 from engine.weights.rank_group import RankGroup
 
 __all__ = ["Indexer", "check_sparse", "is_sparse", "replace_indexers"]
@@ -96,15 +95,9 @@ def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.devic
 
 def _rotation_of(indexer: nn.Module, name: str) -> Rotate:
     for known, rotate in _ROTATIONS.items():
-        if is_same(type(indexer).forward, _class_of(known).forward):
+        if is_same(type(indexer).forward, class_named(known).forward):
             return cast(Rotate, global_of(type(indexer).forward, rotate))
     raise UnsupportedModelError(f"{name} chooses the positions that it attends to in a way that is not known here.")
-
-
-def _class_of(name: str) -> type[nn.Module]:
-    """Returns a class of transformers, whose module is imported for it."""
-    family, kind = name.split(".")
-    return cast(type[nn.Module], getattr(importlib.import_module(module_name(family)), kind))
 
 
 def _with_empty_mask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -37,10 +37,14 @@ _SET_WHERE_NONE = ("num_key_value_heads", "head_dim", "num_attention_heads", "nu
 _CHANGES: dict[str, dict[str, Any]] = {
     **{kind: {"mamba_n_heads": 4, "mamba_d_head": 32} for kind in ("bamba", "granitemoehybrid")},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+    **{
+        kind: {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+        for kind in ("gemma3n", "gemma3n_text")
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32},
+    "mistral4": {"head_dim": 16},  # half of which is rotated
     "mamba2": {"head_dim": 32, "num_heads": 4, "n_groups": 2},
     "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "head_dim": 16},
     "olmo_hybrid": {"linear_num_key_heads": 2, "linear_num_value_heads": 2},
@@ -50,7 +54,19 @@ _CHANGES: dict[str, dict[str, Any]] = {
 _AXES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 _CHANGES |= {
     kind: {"rope_parameters": _AXES}
-    for kind in ("glm46v", "glm4v", "glmga", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+    for kind in (
+        "glm46v",
+        "glm4v",
+        "glm_ocr",
+        "qwen2_5_omni_thinker",
+        "glmga",
+        "hunyuan_vl",
+        "paddleocr_vl",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+    )
 }
 _CHANGES["glm4v_moe"] = {"rope_parameters": {**_AXES, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}}
 _CHANGES |= {
@@ -60,6 +76,12 @@ _CHANGES |= {
     }
     for kind in ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 }
+_PART_CHANGES: dict[str, dict[str, dict[str, Any]]] = {
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    "granite_docling": {"vision_config": {"out_hidden_size": 64}},
+    "perception_lm": {"vision_config": {"model_args": {"embed_dim": 64}}},
+}
+"""What the parts of a multimodal type are to have so that they fit its small text model."""
 _LATENT = {"num_key_value_heads": NUM_HEADS, "head_dim": 8}  # of one latent vector for all heads
 
 
@@ -72,6 +94,9 @@ def tiny_config(model_type: str, changes: Mapping[str, Any] | None = None) -> Pr
         _shrink(part)
     for name, value in {**_CHANGES.get(model_type, {}), **(changes or {})}.items():
         setattr(text_config, name, value)
+    for part, changes_of_part in _PART_CHANGES.get(model_type, {}).items():
+        for name, value in changes_of_part.items():
+            setattr(getattr(config, part), name, value)
     return config
 
 

@@ -2,16 +2,18 @@
 
 import dis
 import functools
+import importlib
 import inspect
 import sys
 from types import CodeType, FunctionType
+from typing import Any
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.weights.module_replacement import has_hooks
 
-__all__ = ["family_of", "global_of", "is_like", "is_of", "is_same", "module_name"]
+__all__ = ["class_named", "family_of", "global_of", "is_like", "is_of", "is_same", "module_name"]
 
 
 def is_of(module: nn.Module, *names: str) -> bool:
@@ -32,6 +34,12 @@ def family_of(module: nn.Module) -> str:
 
 def module_name(family: str) -> str:
     return f"transformers.models.{family}.modeling_{family}"
+
+
+def class_named(name: str) -> Any:
+    """Returns a class of transformers, `family.class`, whose module is imported for it."""
+    family, kind = name.split(".")
+    return getattr(importlib.import_module(module_name(family)), kind)
 
 
 def is_like(module: nn.Module, *kinds: type[nn.Module]) -> bool:

@@ -1,15 +1,23 @@
 """Of a multimodal checkpoint, the text model is served, and computes what the whole model computes of a text."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import AutoModelForImageTextToText, PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT_TYPES
 
 from engine.core.config import EngineConfig
 from engine.core.errors import UnsupportedModelError
@@ -22,13 +30,29 @@ from tests.engine.tiny_architectures import tiny_config
 
 FEW = ("llava", "mistral3", "qwen3_5", "qwen2_5_vl", "qwen3_vl_moe")
 ALL = (
-    *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "gemma3", "gemma4"),
-    *("gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glmga", "hyperclovax_vision_v2", "idefics2", "idefics3"),
-    *("internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4", "llava_next"),
-    *("llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemotron_h_omni", "ovis2"),
-    *("pp_chart2table", "qwen2_vl", "qwen3_5_moe", "qwen3_vl", "shieldgemma2", "smolvlm"),
-    *("video_llama_3", "video_llava", "vipllava"),
+    *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "fast_vlm"),
+    *("fun_asr_nano", "gemma3", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr"),
+    *("glmasr", "glmga", "granite_docling", "granite_speech", "granite_speech_plus", "hunyuan_vl"),
+    *("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl"),
+    *("lighton_ocr", "llama4", "llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6"),
+    *(
+        "minicpmv4_7",
+        "nemotron_h_omni",
+        "ovis2",
+        "paddleocr_vl",
+        "perception_lm",
+        "pp_chart2table",
+        "qianfan_ocr",
+    ),
+    *("qwen2_5_omni_thinker", "qwen2_audio", "qwen2_vl", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe_thinker"),
+    *("qwen3_vl", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
 )
+OMNI = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
+"""Models that think and talk -> the part that thinks."""
+_WRITTEN_OTHERWISE = {"kimi_k25": (".blocks.", ".layers."), "qianfan_ocr": (".encoder.layers.", ".layers.")}
+"""Types of which transformers writes other names than it reads."""
+_TIMM = {"timm_wrapper"}
+"""Types of towers for images that need another library."""
 REFUSED = ("paligemma",)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own code, about its default configurations
@@ -41,12 +65,27 @@ def save_whole_model(
     config = tiny_config(kind, text_changes)
     for name, value in changes.items():
         setattr(config, name, value)
-    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    auto = AutoModelForImageTextToText if kind in IMAGE_TEXT_TYPES else AutoModelForMultimodalLM
+    with _towers_of_timm_left_out():
+        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32).eval()
     randomize(model.requires_grad_(False))
     model.save_pretrained(path)
-    if kind == "kimi_k25":  # transformers writes other names than it reads
-        change_tensors(path, lambda name, tensor: (name.replace(".blocks.", ".layers."), tensor))
+    if kind in _WRITTEN_OTHERWISE:
+        change_tensors(path, lambda name, tensor: (name.replace(*_WRITTEN_OTHERWISE[kind]), tensor))
     return model
+
+
+@contextmanager
+def _towers_of_timm_left_out() -> Iterator[None]:
+    """Has these towers be modules without weights; no text goes through them."""
+    make = AutoModel.from_config
+
+    def make_but_towers(config: Any, **kwargs: Any) -> Any:
+        return nn.Identity() if config.model_type in _TIMM else make(config, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoModel, "from_config", make_but_towers)
+        yield
 
 
 def change_tensors(path: Path, change: Callable[[str, Tensor], tuple[str, Tensor]]) -> None:
@@ -64,8 +103,17 @@ def test_the_text_part_answers_as_the_whole_model_does(kind: str, tmp_path: Path
     assert serve(tmp_path, prompts) == [generate(whole, prompt) for prompt in prompts]
 
 
+@pytest.mark.parametrize("kind", ["qwen3_omni_moe", pytest.param("qwen2_5_omni", marks=pytest.mark.slow)])
+def test_of_an_omni_model_the_part_that_thinks_answers(kind: str, tmp_path: Path) -> None:
+    thinker = save_whole_model(OMNI[kind], tmp_path)
+    change_tensors(tmp_path, lambda name, tensor: (f"thinker.{name}", tensor))
+    CONFIG_MAPPING[kind](thinker_config=thinker.config.to_dict()).save_pretrained(tmp_path)
+    prompts = make_prompts()
+    assert serve(tmp_path, prompts) == [generate(thinker, prompt) for prompt in prompts]
+
+
 def test_the_documentation_lists_these_kinds() -> None:
-    assert documented_types("text parts") == {*FEW, *ALL}
+    assert documented_types("text parts") == {*FEW, *ALL, *OMNI}
 
 
 def test_the_part_has_a_head_of_its_own_if_the_whole_model_says_so(tmp_path: Path) -> None:
@@ -96,8 +144,8 @@ def test_a_part_that_cannot_be_served_is_refused_for_its_own_reason(kind: str, t
 
 
 def test_a_multimodal_type_without_a_known_text_part_is_called_so(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "paddleocr_vl"}))
-    with pytest.raises(UnsupportedModelError, match=r"paddleocr_vl is a multimodal model .* docs/models\.md"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "molmo2"}))
+    with pytest.raises(UnsupportedModelError, match=r"molmo2 is a multimodal model .* docs/models\.md"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
 
 
