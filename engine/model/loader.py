@@ -9,7 +9,6 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
@@ -261,7 +260,7 @@ def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> No
     if hf_config.is_encoder_decoder:
         raise UnsupportedModelError(f"{kind} is an encoder-decoder model; only decoder-only models can be served.")
     remote = config.trust_remote_code and hasattr(hf_config, "auto_map")
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+    if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
             raise UnsupportedModelError(
                 f"{kind} is a multimodal model whose text part is no model of its own to transformers, so it cannot be "

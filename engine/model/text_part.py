@@ -3,21 +3,20 @@
 Of each kind that is listed here, the text model was found to compute what the whole model computes of a text.
 """
 
-from typing import TYPE_CHECKING
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from engine.model.known.same_code import class_named
 
 __all__ = ["TEXT_PART_NAMES", "has_text_part", "text_part_of"]
 
 _WHOLE_MODELS = frozenset(
     (
         *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "fast_vlm"),
-        *("fun_asr_nano", "gemma3", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr"),
+        *("fun_asr_nano", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr"),
         *("glmasr", "glmga", "granite_docling", "granite_speech", "granite_speech_plus", "hunyuan_vl"),
         *("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl"),
         *("lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr"),
-        *("minicpmv4_6", "minicpmv4_7", "mistral3", "nemotron_h_omni", "ovis2", "paddleocr_vl"),
+        *("minicpmv4_6", "minicpmv4_7", "mistral3", "mistral4", "nemotron_h_omni", "ovis2", "paddleocr_vl"),
         *("paligemma", "perception_lm", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni", "qwen2_5_omni_thinker"),
         *("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe"),
         *("qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "shieldgemma2", "smolvlm", "video_llama_3"),
@@ -35,14 +34,20 @@ TEXT_PART_NAMES = {
 """Pattern of a tensor's name in a multimodal checkpoint -> what takes its place in that of a text model."""
 
 
-def has_text_part(config: "PreTrainedConfig") -> bool:
+_UNLISTED = {"mistral4": "mistral4.Mistral4ForCausalLM"}
+"""Types of language models that transformers knows, but not as such -> family and class."""
+
+
+def has_text_part(config: PreTrainedConfig) -> bool:
     """Whether the configuration is that of a multimodal model whose text part is known to be a model of its own."""
     return config.model_type in _WHOLE_MODELS
 
 
-def text_part_of(config: "PreTrainedConfig") -> "PreTrainedConfig":
+def text_part_of(config: PreTrainedConfig) -> PreTrainedConfig:
     """Returns the text model's configuration; whether it has a head of its own is said by the whole one."""
     text_config = config.get_text_config(decoder=True)
     own = getattr(text_config, "tie_word_embeddings", True)
     text_config.tie_word_embeddings = getattr(config, "tie_word_embeddings", own)
+    if text_config.model_type in _UNLISTED:
+        AutoModelForCausalLM.register(type(text_config), class_named(_UNLISTED[text_config.model_type]), exist_ok=True)
     return text_config

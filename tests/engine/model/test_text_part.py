@@ -31,12 +31,13 @@ from tests.engine.tiny_architectures import tiny_config
 FEW = ("llava", "mistral3", "qwen3_5", "qwen2_5_vl", "qwen3_vl_moe")
 ALL = (
     *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "fast_vlm"),
-    *("fun_asr_nano", "gemma3", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr"),
+    *("fun_asr_nano", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr"),
     *("glmasr", "glmga", "granite_docling", "granite_speech", "granite_speech_plus", "hunyuan_vl"),
     *("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl"),
     *("lighton_ocr", "llama4", "llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6"),
     *(
         "minicpmv4_7",
+        "mistral4",
         "nemotron_h_omni",
         "ovis2",
         "paddleocr_vl",
@@ -51,7 +52,7 @@ OMNI = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_mo
 """Models that think and talk -> the part that thinks."""
 _WRITTEN_OTHERWISE = {"kimi_k25": (".blocks.", ".layers."), "qianfan_ocr": (".encoder.layers.", ".layers.")}
 """Types of which transformers writes other names than it reads."""
-_TIMM = {"timm_wrapper"}
+_TIMM = {"gemma3n_vision", "timm_wrapper"}
 """Types of towers for images that need another library."""
 REFUSED = ("paligemma",)
 
@@ -110,6 +111,17 @@ def test_of_an_omni_model_the_part_that_thinks_answers(kind: str, tmp_path: Path
     CONFIG_MAPPING[kind](thinker_config=thinker.config.to_dict()).save_pretrained(tmp_path)
     prompts = make_prompts()
     assert serve(tmp_path, prompts) == [generate(thinker, prompt) for prompt in prompts]
+
+
+@pytest.mark.slow
+def test_a_language_model_that_transformers_does_not_list_as_such_is_a_text_part_too(tmp_path: Path) -> None:
+    language_model = tiny_config("mistral4")
+    config = CONFIG_MAPPING["mistral3"](text_config=language_model, vision_config=tiny_config("mistral3").vision_config)
+    whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    randomize(whole.requires_grad_(False))
+    whole.save_pretrained(tmp_path)
+    prompts = make_prompts()
+    assert serve(tmp_path, prompts) == [generate(whole, prompt) for prompt in prompts]
 
 
 def test_the_documentation_lists_these_kinds() -> None:
