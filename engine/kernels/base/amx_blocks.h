@@ -3,12 +3,14 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "base/amx_tiles.h"
 #include "base/prefetch.h"
+#include "base/runs.h"
 #include "base/thread_pool.h"
 
 namespace twostep::amx {
@@ -26,11 +28,12 @@ struct Block {
 
 // Cuts a problem into blocks. Large blocks reread less, but several per thread let all threads end together, and so do
 // blocks of one size: a thread with a smaller one waits for the others. Wide blocks are fewer, and reread rows less.
+// Threads share all of `num_problems`, so that one of many is for few of them.
 class Blocks {
  public:
-  Blocks(int64_t rows, int64_t columns, bool is_wide = false)
+  Blocks(int64_t rows, int64_t columns, int64_t num_problems, bool is_wide = false)
       : row_tiles_(divide_up(rows, kTile)), panels_(divide_up(columns, kPanel)) {
-    const int64_t threads = at::get_num_threads(), wanted = (is_wide ? 1 : 4) * threads;
+    const int64_t threads = divide_up(at::get_num_threads(), num_problems), wanted = (is_wide ? 1 : 4) * threads;
     if (is_wide) width_ = kMaxBlockPanels;
     while (count() < wanted && (height_ > 2 || width_ > 1)) {
       const bool is_wider = width_ * kPanel >= std::min(height_, row_tiles_) * kTile;
@@ -62,6 +65,30 @@ class Blocks {
   }
 
   int64_t row_tiles_, panels_, height_ = kBlockRowTiles, width_ = kBlockPanels;
+};
+
+// The blocks of several problems; those of one follow each other.
+class GroupedBlocks {
+ public:
+  struct Place {
+    int64_t problem = 0;
+    Block block;
+  };
+
+  void add(const Blocks& blocks) { blocks_.push_back(blocks), numbers_.add(blocks.count()); }
+
+  int64_t count() const { return numbers_.count(); }
+
+  // From count() on blocks are empty.
+  Place operator[](int64_t i) const {
+    if (i >= count()) return {};
+    const auto [problem, number] = numbers_[i];
+    return {problem, blocks_[problem][number]};
+  }
+
+ private:
+  c10::SmallVector<Blocks, 1> blocks_;
+  Runs numbers_;
 };
 
 // The order in which a block's products are computed, and how much of K at once.

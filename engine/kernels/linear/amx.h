@@ -23,12 +23,12 @@ namespace twostep::amx {
 
 constexpr int64_t kSumElements = 2 * kTile * kTile;  // 16 rows times one panel
 
-// x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
-// and all rows when K is no multiple of a step), the tiles lie in a copy, with K padded with zeros. What the copy holds
-// beyond the last row does not matter: those sums are not written.
+// x as row tiles: 16 rows, `row_bytes` apart, or all rows if there are fewer. Where x itself is not of that form (the
+// rows after the last whole tile, and all rows when K is no multiple of a step), the tiles lie in a copy, with K padded
+// with zeros. What the copy holds beyond the last row does not matter: those sums are not written.
 struct RowTiles {
   const BFloat16* direct;
-  const BFloat16* copied;
+  BFloat16* copied;
   int64_t num_direct, tile_elements, row_bytes;
 
   const BFloat16* operator[](int64_t tile) const {
@@ -36,17 +36,39 @@ struct RowTiles {
   }
 };
 
-inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
+inline c10::SmallVector<RowTiles, 1> row_tiles_of(Problems<BFloat16> problems) {
   static thread_local Scratch<BFloat16> scratch;
-  const int64_t width = round_up(p.k, kStep), num_direct = p.k == width ? p.rows / kTile : 0;
-  const int64_t first_copied = num_direct * kTile, num_copied = p.rows - first_copied;
-  BFloat16* copied = scratch.get(round_up(num_copied, kTile) * width);
-  run_tasks(num_copied, num_copied <= kTile, [&](int64_t i) {
-    std::copy_n(p.x + (first_copied + i) * p.k, p.k, copied + i * width);
-    std::fill_n(copied + i * width + p.k, width - p.k, BFloat16(0));
+  const int64_t k = problems.front().k, width = round_up(k, kStep);
+  const auto num_direct_of = [&](int64_t rows) { return k != width ? 0 : rows <= kTile ? 1 : rows / kTile; };
+  Runs copied_rows;
+  int64_t size = 0;  // of whole tiles
+  for (const auto& p : problems) {
+    copied_rows.add(std::max<int64_t>(0, p.rows - num_direct_of(p.rows) * kTile));
+    size += round_up(p.rows, kTile) - std::min(round_up(p.rows, kTile), num_direct_of(p.rows) * kTile);
+  }
+  BFloat16* copied = scratch.get(size * width);
+  c10::SmallVector<RowTiles, 1> tiles;
+  for (const auto& p : problems) {
+    const int64_t num_direct = num_direct_of(p.rows);
+    tiles.push_back({p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}});
+    copied += std::max<int64_t>(0, divide_up(p.rows, kTile) - num_direct) * kTile * width;
+  }
+  run_tasks(copied_rows.count(), copied_rows.count() <= kTile, [&](int64_t i) {
+    const auto [problem, row] = copied_rows[i];
+    const RowTiles& to = tiles[problem];
+    BFloat16* copy = to.copied + row * width;
+    std::copy_n(problems[problem].x + (to.num_direct * kTile + row) * k, k, copy);
+    std::fill_n(copy + k, width - k, BFloat16(0));
   });
-  return {p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}};
+  return tiles;
 }
+
+// A block, and the panels of its weight.
+template <class Panels>
+struct Part {
+  Panels panels;
+  Block block;
+};
 
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel. Rows that are streamed leave the L1 cache to the panel.
@@ -89,10 +111,10 @@ inline Prefetcher multiply_tiles(const BFloat16* x, const BFloat16* x_below, int
 template <class Finish, class Panels>
 class BlockProduct {
  public:
-  BlockProduct(const Problem<BFloat16>& p, const RowTiles& rows, const Panels& panels, const Block& block,
-               const Block& next, float* sums)
-      : p_(p), rows_(rows), panels_(panels), block_(block), next_(next), sums_(sums), writer_(p),
-        order_(block, divide_up(p.k, kStep)) {}
+  BlockProduct(const Problem<BFloat16>& p, const RowTiles& rows, const Part<Panels>& now, const Part<Panels>& next,
+               float* sums)
+      : p_(p), rows_(rows), panels_(now.panels), block_(now.block), next_(next), sums_(sums), writer_(p),
+        order_(block_, divide_up(p.k, kStep)) {}
 
   void compute() {
     for (Piece now = order_.first(block_); now.steps > 0; now = order_.after(now, block_)) {
@@ -139,62 +161,81 @@ class BlockProduct {
   // What to prefetch in all passes over a piece: the piece that takes its place, or nothing where the next block has
   // the same panels. A panel that is read once prefetches its own steps, a few of them ahead.
   Prefetcher ahead_of(const Piece& now) const {
-    const int64_t lines = Panels::kStepBytes / kLineBytes, tiles = block_.row_tile_end - block_.row_tile;
-    Piece then;
-    int64_t turns = 2 * tiles;
-    if (!order_.is_once()) {
-      turns += Panels::kTurns;
-      then = order_.after(now, block_);
-      if (then.steps == 0 && next_.panel != block_.panel) then = order_.first(next_);
-    } else if constexpr (!Panels::kPrefetchesItself) {
-      then = {now.panel, Panels::kStepsAhead, now.steps};
+    const int64_t turns = 2 * (block_.row_tile_end - block_.row_tile);
+    if (order_.is_once()) {
+      if constexpr (Panels::kPrefetchesItself) {
+        return {};
+      } else {
+        return prefetcher(panels_, {now.panel, Panels::kStepsAhead, now.steps}, now.steps * turns);
+      }
     }
-    return Prefetcher(panels_.start_of(then), then.steps * lines, 0, 1, now.steps * turns);
+    const int64_t all_turns = now.steps * (turns + Panels::kTurns);
+    const Piece then = order_.after(now, block_);
+    if (then.steps > 0) return prefetcher(panels_, then, all_turns);
+    const Piece next = Order(next_.block, divide_up(p_.k, kStep)).first(next_.block);
+    const bool is_here = next_.panels.start_of(next) == panels_.start_of(order_.first(block_));
+    return is_here ? Prefetcher() : prefetcher(next_.panels, next, all_turns);
+  }
+
+  static Prefetcher prefetcher(const Panels& panels, const Piece& piece, int64_t turns) {
+    return Prefetcher(panels.start_of(piece), piece.steps * (Panels::kStepBytes / kLineBytes), 0, 1, turns);
   }
 
   const Problem<BFloat16>& p_;
   const RowTiles& rows_;
   const Panels& panels_;
-  const Block &block_, &next_;
+  const Block& block_;
+  const Part<Panels>& next_;
   float* const sums_;
   RowWriter<Finish> writer_;
   const Order order_;
   int64_t turn_ = 0;
 };
 
-template <class Finish, class PanelsOfThread>
-inline void multiply_and_finish(const Problem<BFloat16>& p, const PanelsOfThread& panels_of_thread) {
-  const RowTiles rows = row_tiles_of(p);
-  const Block highest{0, std::min(kBlockRowTiles, divide_up(p.rows, kTile))};
-  const Blocks blocks(p.rows, p.n, !Order::goes_by_panel(highest, divide_up(p.k, kStep)));
-  run_foreseen_tasks(blocks.count(), is_small(p), [&](int64_t task, int64_t then) {
+template <class Finish, class PanelsOf>
+inline void multiply_and_finish(Problems<BFloat16> problems, const PanelsOf& panels_of) {
+  const auto rows = row_tiles_of(problems);
+  GroupedBlocks blocks;
+  for (const auto& p : problems) {
+    const Block highest{0, std::min(kBlockRowTiles, divide_up(p.rows, kTile))};
+    blocks.add(Blocks(p.rows, p.n, problems.size(), !Order::goes_by_panel(highest, divide_up(p.k, kStep))));
+  }
+  run_foreseen_tasks(blocks.count(), is_small(problems), [&](int64_t task, int64_t then) {
     static thread_local Scratch<float> scratch;
     float* sums = scratch.get(kBlockRowTiles * kMaxBlockPanels * kSumElements);
-    const auto panels = panels_of_thread();
-    const Block block = blocks[task], next = blocks[then];
+    const auto [number, block] = blocks[task];
+    const auto [next_number, next_block] = blocks[then];
+    const auto& p = problems[number];
+    const Part now{panels_of(p), block}, next{panels_of(problems[next_number]), next_block};
     configure_tiles(std::min(p.rows, kTile));
-    BlockProduct<Finish, std::decay_t<decltype(panels)>>(p, rows, panels, block, next, sums).compute();
+    BlockProduct<Finish, decltype(now.panels)>(p, rows[number], now, next, sums).compute();
     release_tiles();
   });
 }
 
-template <class PanelsOfThread>
-inline void multiply_panels(const Problem<BFloat16>& p, const PanelsOfThread& panels_of_thread) {
-  if (p.activation == Activation::kNone) return multiply_and_finish<Rounded>(p, panels_of_thread);
-  with_activation(p.activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(p, panels_of_thread); });
+// Multiplies the problems in one loop. `panels_of` returns the panels of a problem's weight for the calling thread.
+template <class PanelsOf>
+inline void multiply_panels(Problems<BFloat16> problems, const PanelsOf& panels_of) {
+  const Activation activation = problems.front().activation;
+  if (activation == Activation::kNone) return multiply_and_finish<Rounded>(problems, panels_of);
+  with_activation(activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(problems, panels_of); });
 }
 
-// Multiplies by a weight that `pack` made.
-inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
-  multiply_panels(p, [&] { return PlainPanels{packed, divide_up(p.k, kStep)}; });
+// Multiplies by weights that `pack` made.
+inline void multiply(Problems<BFloat16> problems) {
+  multiply_panels(problems, [](const Problem<BFloat16>& p) {
+    return PlainPanels{static_cast<const BFloat16*>(p.packed), divide_up(p.k, kStep)};
+  });
 }
 
-// Multiplies by a weight that `pack_coded` made.
-inline void multiply_coded(const Problem<BFloat16>& p, const uint8_t* packed) {
-  multiply_panels(p, [&] {
+// Multiplies by weights that `pack_coded` made.
+inline void multiply_coded(Problems<BFloat16> problems) {
+  multiply_panels(problems, [](const Problem<BFloat16>& p) {
     static thread_local Scratch<uint8_t> scratch;
     uint8_t* places = scratch.get(Order::kMaxSteps * PlainPanels::kStepBytes);
-    return CodedPanels{exponents::Panels(packed, divide_up(p.n, kPanel), divide_up(p.k, kStep) * kStepUnits), places};
+    const exponents::Panels panels(static_cast<const uint8_t*>(p.packed), divide_up(p.n, kPanel),
+                                   divide_up(p.k, kStep) * kStepUnits);
+    return CodedPanels{panels, places};
   });
 }
 

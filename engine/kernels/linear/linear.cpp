@@ -57,13 +57,9 @@ std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] at::ScalarType dtype) {
 
 void multiply_plain(Problems<float> problems) { vector::multiply<vector::Float32>(problems); }
 
-// In tiles problems are multiplied one after the other, each by all threads.
 void multiply_plain(Problems<at::BFloat16> problems) {
 #if defined(__AMX_BF16__)
-  if (amx::is_granted()) {
-    for (const auto& p : problems) amx::multiply(p, static_cast<const at::BFloat16*>(p.packed));
-    return;
-  }
+  if (amx::is_granted()) return amx::multiply(problems);
 #endif
   vector::multiply<vector::BFloat16>(problems);
 }
@@ -78,10 +74,7 @@ bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
 
 void multiply_coded(Problems<at::BFloat16> problems) {
 #if defined(__AMX_BF16__)
-  if (amx::is_granted()) {
-    for (const auto& p : problems) amx::multiply_coded(p, static_cast<const uint8_t*>(p.packed));
-    return;
-  }
+  if (amx::is_granted()) return amx::multiply_coded(problems);
 #endif
   vector::multiply_coded(problems);
 }

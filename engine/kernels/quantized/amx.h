@@ -228,15 +228,19 @@ class BlockProduct {
   const int64_t num_tiles_, passes_;
 };
 
+// Multiplies the problems in one loop.
 template <class Weight, class Element>
-inline void multiply_amx(const Problem<Element>& p, const RowsOf<Weight>& rows, const uint8_t* packed) {
-  const amx::Blocks blocks(p.rows, p.n);
-  run_tasks(blocks.count(), is_small(p), [&](int64_t task) {
+inline void multiply_amx(Problems<Element> problems, c10::ArrayRef<RowsOf<Weight>> all_rows) {
+  amx::GroupedBlocks blocks;
+  for (const auto& p : problems) blocks.add(amx::Blocks(p.rows, p.n, problems.size()));
+  run_tasks(blocks.count(), is_small(problems), [&](int64_t task) {
     static thread_local Scratch<ThreadState<Weight>> scratch;
     ThreadState<Weight>& state = *new (scratch.get(1)) ThreadState<Weight>;
+    const auto [number, block] = blocks[task];
+    const auto& p = problems[number];
     amx::configure_tiles(std::min(p.rows, kTileRows));
-    const amx::Block block = blocks[task];
-    BlockProduct<Weight, Element>(p, rows, packed, block, state).compute();
+    const auto* packed = static_cast<const uint8_t*>(p.packed);
+    BlockProduct<Weight, Element>(p, all_rows[number], packed, block, state).compute();
     amx::release_tiles();
   });
 }

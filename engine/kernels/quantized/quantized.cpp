@@ -57,23 +57,26 @@ void check_codes(const at::Tensor& codes, int64_t length, std::initializer_list<
   }
 }
 
-// With any that has rows enough for tiles, problems are multiplied one after the other.
+#if defined(__AMX_INT8__)
+// Problems that have rows enough for tiles have a loop, and those that have not.
+template <class Weight, class Element, class AllRows>
+void multiply_by_rows(Problems<Element> problems, const AllRows& rows) {
+  ProblemList<Element> few, many;
+  AllRows rows_of_few, rows_of_many;
+  for (size_t i = 0; i < problems.size(); ++i) {
+    const bool is_few = problems[i].rows <= Weight::kFewRows;
+    (is_few ? few : many).push_back(problems[i]), (is_few ? rows_of_few : rows_of_many).push_back(rows[i]);
+  }
+  if (!many.empty()) integers::multiply_amx<Weight, Element>(many, rows_of_many);
+  if (!few.empty()) integers::multiply_vectors<Weight, Element>(few, rows_of_few);
+}
+#endif
+
 template <class Weight, class Element>
 void multiply(Problems<Element> problems) {
-#if defined(__AMX_INT8__)
-  const auto has_many = [](const auto& p) { return p.rows > Weight::kFewRows; };
-  const bool uses_tiles = amx::is_granted() && std::any_of(problems.begin(), problems.end(), has_many);
-  if (uses_tiles && problems.size() > 1) {
-    for (const auto& p : problems) multiply<Weight, Element>(p);
-    return;
-  }
-#endif
   const auto rows = integers::round_rows<typename Weight::Precision>(problems);
 #if defined(__AMX_INT8__)
-  if (uses_tiles) {
-    const auto& p = problems.front();
-    return integers::multiply_amx<Weight>(p, rows.front(), static_cast<const uint8_t*>(p.packed));
-  }
+  if (amx::is_granted()) return multiply_by_rows<Weight, Element>(problems, rows);
 #endif
   integers::multiply_vectors<Weight, Element>(problems, rows);
 }
