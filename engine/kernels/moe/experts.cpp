@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/huge_pages.h"
 #include "base/rows.h"
 #include "base/thread_pool.h"
 #include "moe/experts.h"
@@ -102,11 +103,28 @@ void weigh_all(const at::Tensor& outputs, const Order& order, const SlotWeights&
 
 constexpr int64_t kFewSlots = 512;    // up to these, memory is kept for the next call
 constexpr int64_t kBatchRows = 1024;  // about so many are multiplied at once, and stay in the caches
+constexpr int64_t kKeptBytes = int64_t{64} << 20;
+
+// Returns memory for the outputs of many rows. Up to kKeptBytes of it are kept for the next layer and step: what malloc
+// would map anew each time, the system would fill with zeros, page by page.
+at::Tensor outputs_of_many(int64_t rows, int64_t size, const at::Tensor& like) {
+  static thread_local at::Tensor kept;
+  const int64_t bytes = rows * size * like.element_size();
+  if (bytes > kKeptBytes) return at::empty({rows, size}, like.options());
+  if (!kept.defined() || kept.numel() < bytes) {
+    kept.reset();
+    kept = zeros_in_huge_pages({bytes}, like.options().dtype(at::kByte));
+  }
+  return kept.narrow(0, 0, bytes).view(like.scalar_type()).view({rows, size});
+}
 
 // hidden [T, H] -> all experts' outputs, by place [T * S, H]
 at::Tensor multiply(const Experts& experts, const at::Tensor& hidden, const Order& order, int64_t num_slots,
                     const Workspace& work) {
-  const at::Tensor outputs = work.outputs.get({order.count(), experts.down->out_features}, hidden);
+  const int64_t size = experts.down->out_features;
+  const bool is_many = order.count() > kFewSlots;
+  const at::Tensor outputs = is_many ? outputs_of_many(order.count(), size, hidden)
+                                     : work.outputs.get({order.count(), size}, hidden);
   for (int64_t first = 0, end; first < order.num_experts(); first = end) {
     end = order.end_of_batch(first, kBatchRows);
     const int64_t start = order.start_of(first), count = order.count_of(first, end);
