@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks import grammar, linear
+from benchmarks import experts, grammar, linear
 from benchmarks.__main__ import programs
 from benchmarks.command import exit_with
 from benchmarks.grammar import EMBEDDED
@@ -22,6 +22,7 @@ LEAST = {
     "cuda_attention": (),
     "cuda_products": ("speed", "--weights", "o", "--rows", "1"),
     "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1", "--drafts", "int4"),
+    "experts": ("--seconds", "0.001", "--rows", "1", "40"),
     "grammar": ("--rows", "2", "--steps", "3"),
     "kv_formats": ("--windows", "1"),
     "kv_store": ("--model", str(EMBEDDED), "--tokens", "100", "--prompts", "1"),
@@ -39,6 +40,7 @@ LONG = {
     "adapters",
     "attention",
     "drafts",
+    "experts",
     "kv_formats",
     "kv_store",
     "linear",
@@ -52,11 +54,13 @@ LONG = {
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in programs()])
 def test_each_program_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    if name in ("attention", "linear") and load_kernels() is None:
+    if name in ("attention", "experts", "linear") and load_kernels() is None:
         pytest.skip("no CPU kernels")
     monkeypatch.setattr(grammar, "VOCAB_SIZES", (1000,))
     monkeypatch.setattr(linear, "SHAPES", ((64, 64),))
     monkeypatch.setattr(linear, "WEIGHT_BYTES", 1 << 16)
+    monkeypatch.setattr(experts, "SHAPES", (experts.Shape(64, 32, 4, 2),))
+    monkeypatch.setattr(experts, "WEIGHT_BYTES", 1 << 16)
     program: Any = import_module(f"benchmarks.{name}")
     code = program.main(LEAST[name])
     assert (
