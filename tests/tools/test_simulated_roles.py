@@ -133,7 +133,7 @@ def test_a_request_that_moves_ends_the_work_on_its_prompt() -> None:
     cluster = cluster_of(replace(APART, num_replicas=2, num_prefill=1, num_deaths=0))
     cluster._await_next_session()
     while not any(live.asked for live in cluster._live.values()):
-        cluster._now_s, _, event = heapq.heappop(cluster._events)
+        cluster._now_s, *_, event = heapq.heappop(cluster._events)
         event()
     prefill, decode = cluster._replicas.values()
     assert prefill.requests and decode.requests

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 from engine.core.generation_request import GenerationRequest
 from engine.core.messages import RequestUpdate
@@ -15,6 +16,7 @@ from server.routing.policy import LeastLoadedPolicy, RoutedPrompt, RoutingPolicy
 from tools.simulate.kv_store import SharedStore
 from tools.simulate.replica import ReplicaSettings, SimulatedReplica
 from tools.simulate.results import Results
+from tools.simulate.stretches import Stretch
 from tools.simulate.trace import Session
 
 Event = Callable[[], None]
@@ -40,6 +42,11 @@ class ClusterSettings:
     """Tokens to compute from which on a prompt is asked for."""
     hop_s: float = 2e-3
     """Time that asking for a prompt takes, beside computing and copying it."""
+    good_ttft_s: float = 0.5
+    good_tpot_s: float = 0.03
+    """Requests count as good up to this time to their first token, and up to this mean of their gaps."""
+    step_by_step: bool = False
+    """Whether each step is run by itself, which takes longer and changes nothing."""
 
 
 @dataclass(slots=True)
@@ -51,6 +58,7 @@ class Live:
     request: Request
     """As the replica has it that is at it now."""
     arrival_s: float
+    first_token_s: float = 0.0
     last_token_s: float | None = None
     replica: str = ""
     """That it was sent to last."""
@@ -80,7 +88,7 @@ class Cluster:
         self._hasher = PrefixCache(settings.replica.block_size)
         self._hashes: dict[int, list[bytes]] = {}  # of each session's tokens so far: they need not be computed again
         self._now_s = 0.0
-        self._events: list[tuple[float, int, Event]] = []
+        self._events: list[tuple[float, str, int, Event]] = []  # of one time: others before steps, by their replicas
         self._num_events = 0
         self._replicas: dict[str, SimulatedReplica] = {}
         self._reported_s: dict[str, float] = {}
@@ -98,7 +106,7 @@ class Cluster:
         """Runs until every request has ended."""
         self._await_next_session()
         while self._live or self._homeless or self._num_due:
-            self._now_s, _, event = heapq.heappop(self._events)
+            self._now_s, *_, event = heapq.heappop(self._events)
             event()
         for replica in self._replicas.values():
             self._count(replica)
@@ -201,6 +209,8 @@ class Cluster:
         if replica is None or live.request is not request:
             return  # it goes on elsewhere
         request.num_announced_tokens = num_stored_tokens
+        if (end_s := replica.cut_stretch(self._now_s)) is not None:
+            self._at(end_s, lambda: self._end_step(replica), replica.name)
         replica.release(request)
         self._step(replica)
 
@@ -210,6 +220,7 @@ class Cluster:
         live = self._live[update.request_id]
         if live.last_token_s is None:
             self.results.ttft.add(self._now_s - live.arrival_s)
+            live.first_token_s = self._now_s
         else:
             self.results.itl.add(self._now_s - live.last_token_s)
         live.last_token_s = self._now_s
@@ -217,12 +228,27 @@ class Cluster:
         if update.finish_reason is not None:
             self._finish(live)
 
+    def _on_stretch(self, stretch: Stretch) -> None:
+        for request in stretch.requests:
+            live = self._live[request.request_id]
+            assert live.last_token_s is not None
+            self.results.itl.add(stretch.ends_s[0] - live.last_token_s)
+            live.last_token_s = stretch.ends_s[-1]
+        for before_s, end_s in pairwise(stretch.ends_s):
+            self.results.itl.add(end_s - before_s, len(stretch.requests))
+        self.results.num_sampled += len(stretch) * len(stretch.requests)
+
     def _finish(self, live: Live) -> None:
         session, output = live.session, live.request.output_token_ids
         del self._live[live.request.request_id]
         self._note(live.request.request_id, "ended")
         self.results.num_requests += 1
         self.results.num_output_tokens += len(output)
+        ttft_s, tpot_s = (
+            live.first_token_s - live.arrival_s,
+            (self._now_s - live.first_token_s) / max(len(output) - 1, 1),
+        )
+        self.results.num_good += ttft_s <= self._settings.good_ttft_s and tpot_s <= self._settings.good_tpot_s
         self.results.num_wrong += output != session.answer(live.turn)
         if (turn := live.turn + 1) < len(session.turns):
             self._at(self._now_s + session.turns[turn].pause_s, lambda: self._arrive(session, turn))
@@ -251,10 +277,19 @@ class Cluster:
         if replica.is_stepping or self._replicas.get(replica.name) is not replica:
             return
         self._tell(replica, replica.end_copies(self._now_s))
-        if (end_s := replica.begin_step(self._now_s)) is not None:
-            self._at(end_s, lambda: self._end_step(replica))
+        if (end_s := self._begin_steps(replica)) is not None:
+            self._at(end_s, lambda: self._end_step(replica), replica.name)
         elif (next_s := replica.next_copy_s) is not None:
-            self._at(next_s, lambda: self._step(replica))
+            self._at(next_s, lambda: self._step(replica), replica.name)
+
+    def _begin_steps(self, replica: SimulatedReplica) -> float | None:
+        end_s = None
+        if not self._settings.step_by_step:
+            end_s = replica.try_begin_stretch(self._now_s, self._report_due_s(replica))
+        return replica.begin_step(self._now_s) if end_s is None else end_s
+
+    def _report_due_s(self, replica: SimulatedReplica) -> float:
+        return self._reported_s[replica.name] + self._settings.report_s
 
     def _tell(self, replica: SimulatedReplica, updates: list[RequestUpdate]) -> None:
         tell = self._on_stored if replica.name in self._prefill_names else self._on_update
@@ -262,10 +297,13 @@ class Cluster:
             tell(update)
 
     def _end_step(self, replica: SimulatedReplica) -> None:
-        if self._replicas.get(replica.name) is not replica:
-            return  # it died during the step, whose tokens nobody got
-        self._tell(replica, replica.end_step())
-        if self._now_s >= self._reported_s[replica.name] + self._settings.report_s:
+        if self._replicas.get(replica.name) is not replica or replica.step_end_s != self._now_s:
+            return  # it died during the step, whose tokens nobody got; or the stretch was cut, and ended before
+        if (stretch := replica.end_stretch()) is not None:
+            self._on_stretch(stretch)
+        else:
+            self._tell(replica, replica.end_step())
+        if self._now_s >= self._report_due_s(replica):
             self._reported_s[replica.name] = self._now_s
             self._policy_of(replica.name).report(replica.name, replica.load)
         self._step(replica)
@@ -276,6 +314,8 @@ class Cluster:
         if not names:
             return
         replica = self._replicas.pop(names[int(number * len(names))])
+        if (stretch := replica.end_stretch(self._now_s)) is not None:
+            self._on_stretch(stretch)
         self._count(replica)
         self._policy_of(replica.name).remove(replica.name)
         is_prefill = replica.name in self._prefill_names
@@ -312,9 +352,10 @@ class Cluster:
 
     # Time.
 
-    def _at(self, time_s: float, event: Event) -> None:
+    def _at(self, time_s: float, event: Event, stepping: str = "") -> None:
+        """`stepping` is the replica whose step it is, if any."""
         self._num_events += 1
-        heapq.heappush(self._events, (time_s, self._num_events, event))
+        heapq.heappush(self._events, (time_s, stepping, self._num_events, event))
 
     def _note(self, request_id: str, what: str | None) -> None:
         self.results.decisions.update(f"{self._now_s!r} {request_id} {what}\n".encode())

@@ -13,12 +13,12 @@ from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.kv_tiers import TieredKVAllocator
 from engine.scheduling.prefill_budget import PrefillPace
 from engine.scheduling.prefix_cache import PrefixCache
-from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation.planner import SpeculationPlanner
 from engine.scheduling.state_slots import NoStateSlots
 from engine.scheduling.state_tiers import NoTieredCheckpoints
 from server.routing.replica_loads import ReplicaLoad
 from tools.simulate.kv_store import Copies, SharedStore
+from tools.simulate.stretches import Stretch, StretchingScheduler
 
 _LEARNT = 0.01  # relative error of a decode step's prediction up to which nothing is learnt: prices do not change
 
@@ -37,9 +37,13 @@ class StepPrices:
     """To copy a block to the KV store, or from it: 16 MiB at some 11 GB/s."""
 
     def seconds(self, batch: Batch) -> float:
-        token_s = self.prefill_token_s if batch.phase is Phase.PREFILL else self.decode_row_s
         contexts = sum([request.end for request in batch.requests])
-        return self.step_s + token_s * batch.num_tokens + self.context_token_s * contexts
+        if batch.phase is Phase.DECODE:
+            return self.decode_s(batch.num_tokens, contexts)
+        return self.step_s + self.prefill_token_s * batch.num_tokens + self.context_token_s * contexts
+
+    def decode_s(self, num_rows: int, num_context_tokens: int) -> float:
+        return self.step_s + self.decode_row_s * num_rows + self.context_token_s * num_context_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +66,21 @@ class SimulatedReplica:
         self.requests: dict[str, Request] = {}
         """Those that have not ended."""
         self._prices = settings.prices
+        self._block_size = settings.block_size
         self._costs = StepCosts()
         self._copies = Copies(store or SharedStore(), settings.prices.copied_block_s)
         self._kv = _allocator(settings, self._costs, store)
         self._scheduler = _scheduler(settings, self._costs, self._kv)
         self._hand_overs = HandOvers(self._kv)
         self._batch: Batch | None = None
+        self._stretch: Stretch | None = None
+        self.step_end_s: float | None = None
+        """When the step, or the stretch of steps, ends that is under way; None if none is."""
         self._unbegun: dict[str, int] = {}  # prompt tokens of requests without a token of this replica
 
     @property
     def is_stepping(self) -> bool:
-        return self._batch is not None
+        return self.step_end_s is not None
 
     @property
     def load(self) -> ReplicaLoad:
@@ -106,7 +114,8 @@ class SimulatedReplica:
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request, between steps or during one."""
+        """Ends a request, between steps or during one that is no stretch."""
+        assert self._stretch is None, f"request {request_id} is a part of a stretch"
         del self.requests[request_id]
         self._unbegun.pop(request_id, None)
         self._scheduler.abort([request_id])
@@ -129,12 +138,58 @@ class SimulatedReplica:
         predicted_s = self._costs.predict(batch) or 0.0
         if batch.phase is Phase.PREFILL or abs(predicted_s - seconds) > _LEARNT * seconds:
             self._costs.observe(batch, seconds)
-        return now_s + seconds
+        self.step_end_s = now_s + seconds
+        return self.step_end_s
+
+    def try_begin_stretch(self, now_s: float, until_s: float) -> float | None:
+        """Begins as many decode steps as can be foreseen, up to the first that ends at `until_s` or later, and returns
+        when they end; None, and begins nothing, if a step has to be begun by itself."""
+        if self.next_copy_s is not None or not (num_steps := self._scheduler.num_alike(self._block_size)):
+            return None
+        requests = list(self._scheduler.running)
+        num_rows, contexts = len(requests), sum([request.num_tokens for request in requests])
+        if not all(self._is_known(num_rows, contexts + num_rows * step) for step in (0, num_steps - 1)):
+            return None
+        ends_s, end_s, decode_s = list[float](), now_s, self._prices.decode_s
+        for step in range(num_steps):
+            end_s = end_s + decode_s(num_rows, contexts + num_rows * step)
+            ends_s.append(end_s)
+            if end_s >= until_s:
+                break
+        self._stretch = Stretch(now_s, requests, ends_s)
+        self.step_end_s = end_s
+        return end_s
+
+    def _is_known(self, num_rows: int, num_context_tokens: int) -> bool:
+        """Whether nothing is learnt from a decode step. Price and prediction are linear in the context, so what holds
+        for two steps holds for those between them; a little less than the limit makes up for rounding."""
+        seconds = self._prices.decode_s(num_rows, num_context_tokens)
+        predicted_s = self._costs.predict_decode(num_rows, num_context_tokens) or 0.0
+        return abs(predicted_s - seconds) < 0.999 * _LEARNT * seconds
+
+    def cut_stretch(self, now_s: float) -> float | None:
+        """Has a stretch end with the step that is under way, because something comes that later steps have to see.
+        Returns when that is, if it was to end later."""
+        if self._stretch is None or len(cut := self._stretch.under_way(now_s)) == len(self._stretch):
+            return None
+        self._stretch, self.step_end_s = cut, cut.ends_s[-1]
+        return self.step_end_s
+
+    def end_stretch(self, now_s: float | None = None) -> Stretch | None:
+        """Ends the stretch under way, if there is one, and returns its steps: those that ended before `now_s`, where it
+        does not come to its end."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None and now_s is not None:
+            stretch = stretch.before(now_s)
+        if stretch is not None:
+            self.step_end_s = None
+            self._scheduler.run(stretch)
+        return stretch
 
     def end_step(self) -> list[RequestUpdate]:
         """Ends the step that began, and returns what came of it."""
         assert self._batch is not None
-        batch, self._batch = self._batch, None
+        batch, self._batch, self.step_end_s = self._batch, None, None
         output = StepOutput(tuple([_output(request) for request in batch.requests]))
         return self._told(self._hand_overs.settle(self._scheduler.update(batch, output)))
 
@@ -159,7 +214,7 @@ def _allocator(settings: ReplicaSettings, costs: StepCosts, store: SharedStore |
     return TieredKVAllocator(settings.num_blocks, settings.block_size, cache, *without, stored=store, costs=costs)
 
 
-def _scheduler(settings: ReplicaSettings, costs: StepCosts, kv: KVAllocator) -> Scheduler:
+def _scheduler(settings: ReplicaSettings, costs: StepCosts, kv: KVAllocator) -> StretchingScheduler:
     target_gap_s = settings.target_itl_ms / 1e3
     pace = PrefillPace(
         costs,
@@ -169,4 +224,4 @@ def _scheduler(settings: ReplicaSettings, costs: StepCosts, kv: KVAllocator) -> 
         max_scored_tokens=1,
     )
     planner = SpeculationPlanner(costs, 0, target_gap_s)
-    return Scheduler(kv, pace, planner, max_num_seqs=settings.max_num_seqs, eos_token_ids=frozenset())
+    return StretchingScheduler(kv, pace, planner, max_num_seqs=settings.max_num_seqs, eos_token_ids=frozenset())

@@ -14,8 +14,8 @@ class Histogram:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
-    def add(self, seconds: float) -> None:
-        self._counts[round(math.log(max(seconds, 1e-6)) / _WIDTH)] += 1
+    def add(self, seconds: float, times: int = 1) -> None:
+        self._counts[round(math.log(max(seconds, 1e-6)) / _WIDTH)] += times
 
     def percentile(self, percent: float) -> float:
         """Returns the nearest-rank percentile in seconds, to one percent; 0 if there is nothing."""
@@ -33,6 +33,8 @@ class Results:
 
     num_requests: int = 0
     """Requests that ended."""
+    num_good: int = 0
+    """Requests that met both objectives: `good_ttft_s` and `good_tpot_s`."""
     num_wrong: int = 0
     """Requests whose answer was not what it had to be."""
     num_moved: int = 0
@@ -57,12 +59,18 @@ class Results:
         return self.prefix_hits / max(self.prefix_queries, 1)
 
     @property
+    def goodput(self) -> float:
+        """The share of the requests that were good."""
+        return self.num_good / max(self.num_requests, 1)
+
+    @property
     def tokens_per_s(self) -> float:
         return self.num_output_tokens / max(self.end_s, 1e-9)
 
     def row(self) -> dict[str, str]:
         """Returns the row of a table."""
         return {
+            "goodput": f"{self.goodput:.1%}",
             "hit rate": f"{self.hit_rate:.1%}",
             "TTFT p50": f"{self.ttft.percentile(50) * 1e3:.0f} ms",
             "TTFT p99": f"{self.ttft.percentile(99) * 1e3:.0f} ms",

@@ -20,7 +20,9 @@ class ExpertsRead:
 
     def expected(self, num_tokens: int) -> float:
         """Returns the expected share that a step of `num_tokens` reads. It never falls below that of one token."""
-        return max(self._at_random(num_tokens) * self._ratio(num_tokens), self._at_random(min(num_tokens, 1)))
+        share = self._at_random(num_tokens)
+        learnt = share * self._ratio(num_tokens) if share else share
+        return max(learnt, self._at_random(min(num_tokens, 1)))
 
     def observe(self, num_tokens: int, share: float) -> None:
         """Learns that a step of `num_tokens` read that share."""

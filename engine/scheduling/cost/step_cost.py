@@ -86,6 +86,12 @@ class StepCosts:
         """Returns the predicted seconds of one draft pass for these requests; 0 if unknown."""
         return self._drafting.predict(self._decode_work(requests)[:3]) or 0.0
 
+    def predict_decode(self, num_requests: int, num_context_tokens: int) -> float | None:
+        """Returns the expected seconds of a decode step with one token of each of so many requests, whose contexts are
+        so long together, and which have no recurrent states; None before the first decode step."""
+        work = (1, num_requests, num_context_tokens, 0, self._experts.expected(num_requests))
+        return self._models[Phase.DECODE].predict(work)
+
     def prefill_price(self, start: int, num_tokens: int) -> float | None:
         """Returns the expected seconds of a prefill step that computes a request's positions [start, start +
         num_tokens); None before the first prefill step."""
