@@ -43,7 +43,7 @@ class StretchingScheduler(Scheduler):
 
     def num_alike(self, block_size: int) -> int:
         """Returns how many of the next steps give each running request one token and do nothing else, if no request
-        comes or goes meanwhile: none waits, ends, or fills or needs a block. It takes requests to speculate on nothing."""
+        comes or goes meanwhile: none waits or ends, none fills or needs a block. It takes requests to draft nothing."""
         if len(self._waiting) or len(self._loading) or self._kv.has_transfers:
             return 0
         return min([_num_alike(request, block_size) for request in self._running], default=0)
