@@ -244,10 +244,8 @@ class Cluster:
         self._note(live.request.request_id, "ended")
         self.results.num_requests += 1
         self.results.num_output_tokens += len(output)
-        ttft_s, tpot_s = (
-            live.first_token_s - live.arrival_s,
-            (self._now_s - live.first_token_s) / max(len(output) - 1, 1),
-        )
+        ttft_s = live.first_token_s - live.arrival_s
+        tpot_s = (self._now_s - live.first_token_s) / max(len(output) - 1, 1)
         self.results.num_good += ttft_s <= self._settings.good_ttft_s and tpot_s <= self._settings.good_tpot_s
         self.results.num_wrong += output != session.answer(live.turn)
         if (turn := live.turn + 1) < len(session.turns):
