@@ -42,6 +42,13 @@ def test_any_beginning_leads_to_the_same_answer(server: ServerProcess, how: dict
         assert whole(server, **how, resume_token_ids=[token_ids[:count]]) == expected, count
 
 
+def test_an_answer_that_ended_is_not_gone_on_with(server: ServerProcess) -> None:
+    how = {"temperature": 0, "stop_token_ids": whole(server, temperature=0)["token_ids"][5:6]}
+    expected = whole(server, **how)
+    assert expected["finish_reason"] == "stop"
+    assert whole(server, **how, resume_token_ids=[expected["token_ids"]]) == expected
+
+
 def test_what_was_given_is_prefilled_and_not_decoded_again(server: ServerProcess) -> None:
     token_ids = whole(server, temperature=0)["token_ids"]
     before = server.metrics()["twostep_step_duration_seconds_count{phase=decode}"]

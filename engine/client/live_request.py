@@ -158,20 +158,24 @@ class LiveRequest:
         self.place.begin()
         self._received_token_ids += item.update.token_ids
         self._clock.num_preemptions = self._num_preemptions_before + item.update.num_preemptions
-        for each in (*self._given(item), *_split_by_token(item)):
+        for each in self._with_given(item):
             if each.update.finish_reason is None:
                 self._updates.put(each)
             else:
                 self._put_last(each)
         self._watch_reader()
 
-    def _given(self, timed: TimedUpdate) -> Iterator[TimedUpdate]:
-        """Yields an update of the tokens that the request came with, before the first one of an engine."""
-        if timed.update.first is not None and self.request.given_token_ids:
-            given = RequestUpdate(
-                self.engine_id, token_ids=tuple(self.request.given_token_ids), first=timed.update.first
-            )
-            yield TimedUpdate(given, timed.time_s)
+    def _with_given(self, timed: TimedUpdate) -> Iterator[TimedUpdate]:
+        """Yields the update, the first one of an engine with the tokens that the request came with before it: these may
+        have been the whole answer."""
+        update, given = timed.update, self.request.given_token_ids
+        if update.first is None or not given:
+            yield from _split_by_token(timed)
+        elif not update.token_ids:
+            yield msgspec.structs.replace(timed, update=msgspec.structs.replace(update, token_ids=given))
+        else:
+            yield TimedUpdate(RequestUpdate(self.engine_id, token_ids=given, first=update.first), timed.time_s)
+            yield from _split_by_token(timed)
 
     def expire(self) -> None:
         """End the request at its deadline with the tokens that there are. The caller aborts it in the engine."""

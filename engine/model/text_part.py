@@ -3,9 +3,10 @@
 Of each kind that is listed here, the text model was found to compute what the whole model computes of a text.
 """
 
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from typing import TYPE_CHECKING
 
-from engine.model.known.same_code import class_named
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 __all__ = ["TEXT_PART_NAMES", "has_text_part", "text_part_of"]
 
@@ -38,16 +39,20 @@ _UNLISTED = {"mistral4": "mistral4.Mistral4ForCausalLM"}
 """Types of language models that transformers knows, but not as such -> family and class."""
 
 
-def has_text_part(config: PreTrainedConfig) -> bool:
+def has_text_part(config: "PreTrainedConfig") -> bool:
     """Whether the configuration is that of a multimodal model whose text part is known to be a model of its own."""
     return config.model_type in _WHOLE_MODELS
 
 
-def text_part_of(config: PreTrainedConfig) -> PreTrainedConfig:
+def text_part_of(config: "PreTrainedConfig") -> "PreTrainedConfig":
     """Returns the text model's configuration; whether it has a head of its own is said by the whole one."""
     text_config = config.get_text_config(decoder=True)
     own = getattr(text_config, "tie_word_embeddings", True)
     text_config.tie_word_embeddings = getattr(config, "tie_word_embeddings", own)
     if text_config.model_type in _UNLISTED:
+        from transformers import AutoModelForCausalLM
+
+        from engine.model.known.same_code import class_named
+
         AutoModelForCausalLM.register(type(text_config), class_named(_UNLISTED[text_config.model_type]), exist_ok=True)
     return text_config

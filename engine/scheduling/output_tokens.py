@@ -21,15 +21,16 @@ class AppendedTokens:
 
 
 def append_tokens(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[int]) -> AppendedTokens:
-    """Append sampled tokens to the request's output, up to the first that finishes it."""
-    reason, stop_token_id = _end_by_length(request), None
+    """Append sampled tokens to the request's output, up to the first that finishes it. None are appended to an output
+    that the request came with and that is finished already."""
+    reason, stop_token_id = _end_of(request, eos_token_ids)
     appended: list[int] = []
     for token_id in token_ids:
         if reason is not None:
             break
         request.output_token_ids.append(token_id)
         appended.append(token_id)
-        reason, stop_token_id = _end_after(request, token_id, eos_token_ids)
+        reason, stop_token_id = _end_of(request, eos_token_ids)
     return AppendedTokens(appended, reason, stop_token_id)
 
 
@@ -43,17 +44,12 @@ def why_no_token(request: Request, is_finite: bool) -> tuple[str, bool]:
     return NO_TOKEN_LEFT, True
 
 
-def _end_after(
-    request: Request, token_id: int, eos_token_ids: frozenset[int]
-) -> tuple[FinishReason | None, int | None]:
-    params = request.asked.params
-    if len(request.output_token_ids) >= params.min_tokens:
-        if token_id in params.stop_token_ids:
-            return FinishReason.STOP, token_id
-        if token_id in eos_token_ids and not params.ignore_eos:
+def _end_of(request: Request, eos_token_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
+    """Returns why the output ends with its last token, if it does, and the stop token that ends it."""
+    params, output = request.asked.params, request.output_token_ids
+    if output and len(output) >= params.min_tokens:
+        if output[-1] in params.stop_token_ids:
+            return FinishReason.STOP, output[-1]
+        if output[-1] in eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP, None
-    return _end_by_length(request), None
-
-
-def _end_by_length(request: Request) -> FinishReason | None:
-    return FinishReason.LENGTH if len(request.output_token_ids) >= request.asked.params.max_tokens else None
+    return (FinishReason.LENGTH if len(output) >= params.max_tokens else None), None

@@ -46,3 +46,15 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("HeliumConfig", {"head_dim": 8}),
     "vaultgemma": ("VaultGemmaConfig", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 12}),
 }
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "minimax": (
+        "MiniMaxConfig",
+        {
+            **{"layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16},
+            **{"head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "linear_attn_alpha_factor": 1.2},
+            **{"full_attn_beta_factor": 0.8, "mlp_alpha_factor": 1.1, "mlp_beta_factor": 0.9},
+        },
+    ),
+    "recurrent_gemma": ("RecurrentGemmaConfig", {"attention_window_size": 12}),
+}
+"""Those whose recurrent layers are replaced as a whole."""

@@ -36,7 +36,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.window_groups import window_groups
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import fake_info
-from tests.engine.further_configs import FURTHER
+from tests.engine.further_configs import FURTHER, RECURRENT
 from tests.engine.gemma4_configs import GEMMA4
 
 VOCAB_SIZE = 199
@@ -151,15 +151,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"mamba_d_state": 6, "mamba_dt_rank": 5, "num_experts": 4, "num_experts_per_tok": 2},
         },
     ),
-    "minimax": (
-        "MiniMaxConfig",
-        {
-            **{"layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16},
-            **{"head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "linear_attn_alpha_factor": 1.2},
-            **{"full_attn_beta_factor": 0.8, "mlp_alpha_factor": 1.1, "mlp_beta_factor": 0.9},
-        },
-    ),
-    "recurrent_gemma": ("RecurrentGemmaConfig", {"attention_window_size": 12}),
     "smollm3_nope": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
     "phi3_partial": ("Phi3Config", {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}, **_WINDOW}),
     "seed_oss": ("SeedOssConfig", {"head_dim": 12}),
@@ -201,6 +192,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("ArceeConfig", {"mlp_bias": True}),
     **GEMMA4,
     **FURTHER,
+    **RECURRENT,
     "deepseek_v32": ("DeepseekV32Config", _DSA),
     "glm_moe_dsa": ("GlmMoeDsaConfig", {"indexer_types": ["full", "shared", "full"], **_DSA}),
 }
