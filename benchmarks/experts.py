@@ -22,7 +22,7 @@ from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from benchmarks.command import exit_with
-from benchmarks.linear import Ceilings, best_seconds
+from benchmarks.linear import Ceilings, best_seconds, print_results
 from engine.kernels import load_kernels
 from engine.weights.affine_quantization import BITS
 from engine.weights.moe import PackedExperts
@@ -143,9 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     ceilings = Ceilings(torch.bfloat16)
     with torch.inference_mode():
         results = list(measure_all(ceilings, options.quantization, options.seconds, options.rows))
-    print(f"kernels for {kernels.isa}, {torch.get_num_threads()} threads; measured ceilings: ", end="")
-    print(f"read {ceilings.read / 1e9:.1f} GB/s, bfloat16 matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
-    Console(width=None if sys.stdout.isatty() else 100).print(table_of(results, ceilings))
+    print_results(kernels.isa, ceilings, table_of(results, ceilings))
     return 0
 
 

@@ -156,6 +156,14 @@ def table_of(results: Sequence[Result], ceilings: Ceilings) -> Table:
     return table
 
 
+def print_results(isa: str, ceilings: Ceilings, table: Table) -> None:
+    """Prints the table below what it was measured with."""
+    print(f"kernels for {isa}, {torch.get_num_threads()} threads; measured ceilings: ", end="")
+    multiplied_dtype = str(matmul_dtype(torch.device("cpu"), ceilings.dtype)).removeprefix("torch.")
+    print(f"read {ceilings.read / 1e9:.1f} GB/s, {multiplied_dtype} matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Prints a table of shapes; returns 1 when there are no kernels to measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linear", description=(__doc__ or "").split("\n\n")[1])
@@ -171,10 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     ceilings = Ceilings(DTYPES[options.dtype])
     results = list(measure_all(ceilings, options.quantization, options.seconds))
-    print(f"kernels for {kernels.isa}, {torch.get_num_threads()} threads; measured ceilings: ", end="")
-    multiplied_dtype = str(matmul_dtype(torch.device("cpu"), ceilings.dtype)).removeprefix("torch.")
-    print(f"read {ceilings.read / 1e9:.1f} GB/s, {multiplied_dtype} matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
-    Console(width=None if sys.stdout.isatty() else 100).print(table_of(results, ceilings))
+    print_results(kernels.isa, ceilings, table_of(results, ceilings))
     return 0
 
 
