@@ -116,12 +116,7 @@ def test_a_short_convolution_is_one_between_two_gates(dtype: torch.dtype, num_to
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("state_size", [4, 16, 21])
 def test_a_selective_scan_is_that_of_plain_torch(state_size: int) -> None:
-    mixer = selective_scan(1, state_size)
-    metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
-    states = draw(4, *mixer.state_shape.sizes)
-    expected = states.clone()
-    torch.testing.assert_close(mixer.advance(states, metadata), mixer.advance_in_torch(expected, metadata))
-    torch.testing.assert_close(states, expected)
+    assert_near_torch(selective_scan(1, state_size))
 
 
 @pytest.mark.usefixtures("ops")
@@ -134,12 +129,7 @@ def test_a_selective_scan_that_does_not_decay_has_the_bits_of_plain_torch() -> N
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_real_gated_recurrence_is_that_of_plain_torch(dtype: torch.dtype) -> None:
-    mixer = real_gated_recurrence(1, dtype)
-    metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
-    states = draw(4, *mixer.state_shape.sizes)
-    expected = states.clone()
-    torch.testing.assert_close(mixer.advance(states, metadata), mixer.advance_in_torch(expected, metadata))
-    torch.testing.assert_close(states, expected)
+    assert_near_torch(real_gated_recurrence(1, dtype))
 
 
 @pytest.mark.usefixtures("ops")
@@ -156,6 +146,14 @@ def test_a_real_gated_recurrence_keeps_the_size_of_first_inputs_alone() -> None:
     read = mixer.advance(torch.zeros(1, 63), StateMetadata([0], [NUM_TOKENS], [True], CPU))
     first = mixer.x[0] * torch.sigmoid(mixer.gates[0, :, 0].flatten())
     torch.testing.assert_close(read, first.expand_as(read))
+
+
+def assert_near_torch(mixer: SelectiveScan | RealGatedRecurrence) -> None:
+    metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
+    states = draw(4, *mixer.state_shape.sizes)
+    expected = states.clone()
+    torch.testing.assert_close(mixer.advance(states, metadata), mixer.advance_in_torch(expected, metadata))
+    torch.testing.assert_close(states, expected)
 
 
 def assert_as_in_torch(mixer: LinearAttention | Convolution | SelectiveScan | RealGatedRecurrence) -> None:
