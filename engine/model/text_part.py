@@ -50,7 +50,7 @@ def text_part_of(config: "PreTrainedConfig") -> "PreTrainedConfig":
     own = getattr(text_config, "tie_word_embeddings", True)
     text_config.tie_word_embeddings = getattr(config, "tie_word_embeddings", own)
     if text_config.model_type in _UNLISTED:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM  # not at the top: a kept model needs none of it
 
         from engine.model.known.same_code import class_named
 
