@@ -55,14 +55,12 @@ class Adapters(Protocol):
 
 
 class NoAdapters:
-    """Has no adapters, and loads none: the state of an engine whose ranks each have a part of the model's layers."""
+    """Has no adapters, and loads none: the state of an engine without a model to which they could add."""
 
     unloaded: Sequence[int] = ()
 
     def load(self, path: str) -> AdapterInfo:
-        raise AdapterError(
-            "Adapters can be loaded only where one process computes the model: use --tensor-parallel-size 1."
-        )
+        raise AdapterError("This engine can have no adapters.")
 
     def number_of(self, digest: str) -> int | None:
         return None

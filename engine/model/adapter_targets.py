@@ -1,6 +1,7 @@
 """The linear layers of a loaded model to which adapters can add, by the names that the checkpoint gives them.
 
-Layers that were merged are named apart, each with its columns of the merged result.
+Layers that were merged are named apart, each with its columns of the merged result, of which one of several ranks has
+some.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,9 @@ from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, i
 from engine.model.fused_recurrent import FusedDeltaNet
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward
+from engine.weights.gathered_weight import own_part
 from engine.weights.packed_weight import PackedWeight
+from engine.weights.partition import Cut
 
 __all__ = ["AdapterTarget", "adapter_targets"]
 
@@ -32,13 +35,24 @@ class AdapterTarget(NamedTuple):
     """A linear layer of the checkpoint: some columns, or all, of a layer of the loaded model."""
 
     layer: AdaptableLayer
-    columns: Tensor  # [N]
-    num_in: int
+    columns: Tensor  # [own N], of the layer's part that this rank has
+    shape: tuple[int, int]
+    """Its output and input features, N and K, on all ranks together."""
+    rows: Tensor | None = None  # [own N]
+    """Which of its output features this rank has, if not all."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Its output and input features."""
-        return len(self.columns), self.num_in
+    def own(self, matrix: Tensor) -> Tensor:
+        """Returns the rank's rows of a matrix [N, ...]."""
+        return matrix if self.rows is None else matrix[self.rows]
+
+
+def _target_of(layer: AdaptableLayer, columns: Tensor, num_in: int, cut: Cut | None) -> AdapterTarget:
+    """Returns the target with these columns of a layer, of which the rank has what `cut` says."""
+    shape = len(columns), num_in
+    if cut is None:
+        return AdapterTarget(layer, columns, shape)
+    rows, places = cut.places_of(columns)
+    return AdapterTarget(layer, places, shape, rows)
 
 
 def adapter_targets(forward: Forward, module: Any) -> dict[str, AdapterTarget]:
@@ -65,25 +79,26 @@ class _KernelLinear:
 def _targets_of_kernels(forward: KernelForward) -> Iterator[tuple[str, AdapterTarget]]:
     linears = iter(forward.linears)
     for index, parts in enumerate(forward.parts.layers):
-        for names, sizes, num_in, join in _linears_of(parts):
+        for names, sizes, linear, join in _linears_of(parts):
             layer = _KernelLinear(next(linears))
             for name, columns in zip(names, _columns(join, sizes, len(names)), strict=True):
-                yield f"model.layers.{index}.{name}", AdapterTarget(layer, columns, num_in)
+                yield f"model.layers.{index}.{name}", _target_of(layer, columns, linear.in_features, linear.cut)
     if (inputs := forward.parts.layer_inputs) is not None:
-        (name,), (num_out,), num_in, _ = _whole(inputs.projection, "model.per_layer_model_projection")
-        yield name, AdapterTarget(_KernelLinear(next(linears)), torch.arange(num_out), num_in)
+        (name,), (num_out,), linear, _ = _whole(inputs.projection, "model.per_layer_model_projection")
+        layer = _KernelLinear(next(linears))
+        yield name, _target_of(layer, torch.arange(num_out), linear.in_features, linear.cut)
 
 
 Join = Callable[[Sequence[Tensor]], Tensor]
-_Linear = tuple[Sequence[str], Sequence[int], int, Join]
+_Linear = tuple[Sequence[str], Sequence[int], LinearParts, Join]
 
 
 def _linears_of(layer: LayerParts) -> Iterator[_Linear]:
-    """Yields the names, output and input features of the layers that each linear layer of the kernels is made of, in
-    the order of `KernelForward.linears`. A single name stands for a layer of the checkpoint that has them all."""
+    """Yields each linear layer of the kernels, in the order of `KernelForward.linears`, with the names and output
+    features of the layers that it is made of. A single name stands for a layer of the checkpoint that has them all."""
     attention, feed_forward = layer.attention, layer.after.feed_forward
     names = [f"self_attn.{each}" for each in attention.names]
-    yield names, _head_columns(attention), attention.query_key_value.in_features, concatenated
+    yield names, _head_columns(attention), attention.query_key_value, concatenated
     yield _whole(layer.after.output, "self_attn.o_proj")
     yield from _linears_of_mlp(feed_forward, "mlp") if isinstance(feed_forward, MlpParts) else _beside(feed_forward)
     if (end := layer.after.end) is not None and end.gate is not None and end.projection is not None:
@@ -92,8 +107,8 @@ def _linears_of(layer: LayerParts) -> Iterator[_Linear]:
 
 
 def _linears_of_mlp(mlp: MlpParts, path: str) -> Iterator[_Linear]:
-    names, sizes = [f"{path}.{each}" for each in mlp.names], _gate_columns(mlp.is_gated, mlp.gate_up.out_features)
-    yield names, sizes, mlp.gate_up.in_features, interleaved
+    names, sizes = [f"{path}.{each}" for each in mlp.names], _gate_columns(mlp.is_gated, mlp.gate_up.num_columns)
+    yield names, sizes, mlp.gate_up, interleaved
     yield _whole(mlp.down, f"{path}.{mlp.down_name}")
 
 
@@ -106,12 +121,12 @@ def _beside(mixture: MixtureParts) -> Iterator[_Linear]:
 
 
 def _whole(linear: LinearParts, name: str) -> _Linear:
-    return [name], [linear.out_features], linear.in_features, concatenated
+    return [name], [linear.num_columns], linear, concatenated
 
 
 def _head_columns(attention: AttentionParts) -> list[int]:
-    heads = head_counts(attention.values, attention.num_heads, attention.num_kv_heads)
-    head_size = attention.query_key_value.out_features // sum(heads)
+    heads = head_counts(attention.values, *attention.heads_of_all)
+    head_size = attention.query_key_value.num_columns // sum(heads)
     return [each * head_size for each in heads]
 
 
@@ -142,16 +157,18 @@ def _targets_of(
         if not isinstance(child, PackedLinear):
             yield from _targets_of(child, place, seen)
         elif ".experts." not in place:  # their rows are some of a step's
-            names, sizes, join = _merged(module, name, child.out_features)
+            names, sizes, join = _merged(module, name, child.num_columns)
+            num_in = own_part(child.packed).shape[1]
             for own, columns in zip(names, _columns(join, sizes, len(names)), strict=True):
-                target = AdapterTarget(child, columns.to(child.packed.device), child.in_features)
+                target = _target_of(child, columns, num_in, child.cut)
+                target = target._replace(columns=target.columns.to(child.packed.device))
                 yield f"{path}.{own}".lstrip("."), target, child
 
 
 def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], Sequence[int], Join]:
     """Returns the names and output features of the layers of which a fused module made this one."""
     if isinstance(parent, FusedAttention) and name == "qkv_proj":
-        sizes = [each * parent.head_size for each in parent.head_counts]
+        sizes = [each * parent.head_size for each in head_counts(parent.kv.values, *parent.heads_of_all)]
         return parent.names, [sizes[0] * (1 + parent.is_gated), *sizes[1:]], parent.joined
     if isinstance(parent, FusedMLP) and name == "gate_up_proj":
         return parent.names, _gate_columns(parent.is_gated, num_out), interleaved

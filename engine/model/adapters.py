@@ -19,6 +19,7 @@ from engine.runner.forward import Forward
 from engine.runner.loaded_model import LoadedModel
 from engine.weights.batch_invariant_matmul import BatchInvariantWeight
 from engine.weights.packed_weight import KernelWeight, PackedWeight
+from engine.weights.rank_group import ALONE, RankGroup
 
 __all__ = ["ModelAdapters", "load_adapters"]
 
@@ -34,25 +35,59 @@ class _Loaded(NamedTuple):
     targets: tuple[AdapterTarget, ...]
 
 
+class _Packed(NamedTuple):
+    """An adapter that fits the model."""
+
+    digest: str
+    path: str
+    rank: int
+    packed: list[tuple[AdapterTarget, PackedWeight, PackedWeight]]
+
+
 class ModelAdapters:
     """Implements `engine.core.adapters.Adapters` over the layers that a model's forward pass runs."""
 
-    def __init__(self, model: LoadedModel, forward: Forward, max_adapters: int, max_rank: int) -> None:
-        """At most `max_adapters` are loaded at once, of ranks up to `max_rank`."""
+    def __init__(
+        self, model: LoadedModel, forward: Forward, max_adapters: int, max_rank: int, group: RankGroup = ALONE
+    ) -> None:
+        """At most `max_adapters` are loaded at once, of ranks up to `max_rank`. Each rank of `group` has its part of
+        the model, and of its adapters; all load and take away the same ones in the same order."""
         self._targets = adapter_targets(forward, model.module)
         self._has_kernels, self._dtype, self._device = model.has_kernels, model.dtype, model.device
-        self._max_adapters, self._max_rank = max_adapters, max_rank
+        self._max_adapters, self._max_rank, self._group = max_adapters, max_rank, group
         self._loaded: dict[str, _Loaded] = {}
         self._unloaded: dict[str, None] = {}
 
     @torch.inference_mode()
     def load(self, path: str) -> AdapterInfo:
-        files = read_adapter(path, self._max_rank, int(available_bytes(self._device) * _READING_SHARE))
-        if files.digest not in self._loaded:
-            self._check_number(path)
-            self._add(files, path)
-        self._unloaded.pop(files.digest, None)
-        return msgspec.structs.replace(self._loaded[files.digest].info, path=path)
+        new = self._agreed_on(path)
+        if new.digest not in self._loaded:
+            self._add(new)
+        self._unloaded.pop(new.digest, None)
+        return msgspec.structs.replace(self._loaded[new.digest].info, path=path)
+
+    def _agreed_on(self, path: str) -> _Packed:
+        """Reads and packs an adapter. Raises AdapterError on all ranks unless each of them can, and finds the same."""
+        try:
+            new = self._read(path)
+        except AdapterError:
+            self._group.have_all(None)
+            raise
+        if not self._group.have_all(int(new.digest[:12], 16)):
+            raise AdapterError(
+                f"The adapter {path} cannot be loaded by all processes of the model, or changed while they read it; "
+                "the log says more."
+            )
+        return new
+
+    def _read(self, path: str) -> _Packed:
+        """Returns the adapter, with nothing packed if it is loaded already."""
+        share = _READING_SHARE / self._group.size
+        files = read_adapter(path, self._max_rank, int(available_bytes(self._device) * share))
+        if files.digest in self._loaded:
+            return _Packed(files.digest, path, files.rank, [])
+        self._check_number(path)
+        return self._pack_all(files, path)
 
     def number_of(self, digest: str) -> int | None:
         loaded = None if digest in self._unloaded else self._loaded.get(digest)
@@ -78,18 +113,24 @@ class ModelAdapters:
                 "whose requests must have ended."
             )
 
-    def _add(self, files: AdapterFiles, path: str) -> None:
+    def _pack_all(self, files: AdapterFiles, path: str) -> _Packed:
         factors = {_own_name(name): each for name, each in files.factors.items()}
         self._check(files, factors, path)
-        number = min({*range(len(self._loaded) + 1)} - {each.number for each in self._loaded.values()})
         packed: list[tuple[AdapterTarget, PackedWeight, PackedWeight]] = []
         for name, each in factors.items():
-            packed.append((self._targets[name], *self._packed(each, name, path)))
-        for target, down, up in packed:
+            target = self._targets[name]
+            down, up = self._matrices(each, name, path)
+            if len(target.columns):  # else all are other ranks'
+                packed.append((target, self._pack(down), self._pack(target.own(up))))
+        return _Packed(files.digest, path, files.rank, packed)
+
+    def _add(self, new: _Packed) -> None:
+        number = min({*range(len(self._loaded) + 1)} - {each.number for each in self._loaded.values()})
+        for target, down, up in new.packed:
             target.layer.adapt(number, target.columns, down, up)
-        num_bytes = sum(part.nbytes for _, *pair in packed for part in pair)
-        info = AdapterInfo(path, files.digest, files.rank, num_bytes)
-        self._loaded[files.digest] = _Loaded(number, info, tuple(target for target, _, _ in packed))
+        num_bytes = sum(part.nbytes for _, *pair in new.packed for part in pair)
+        info = AdapterInfo(new.path, new.digest, new.rank, int(self._group.sum(num_bytes)[0]))
+        self._loaded[new.digest] = _Loaded(number, info, tuple(target for target, _, _ in new.packed))
 
     def _check(self, files: AdapterFiles, factors: Mapping[str, Factors], path: str) -> None:
         """Raises AdapterError unless the adapter has matrices for all layers that it means, and for no others, of
@@ -113,12 +154,12 @@ class ModelAdapters:
                 f"The adapter {path} is incomplete: {len(lacking)} modules that it names lack, such as {lacking[0]}."
             )
 
-    def _packed(self, factors: Factors, name: str, path: str) -> tuple[PackedWeight, PackedWeight]:
+    def _matrices(self, factors: Factors, name: str, path: str) -> tuple[Tensor, Tensor]:
         """Returns the matrices in the model's number format, the second one with the scale in it."""
         down, up = factors.down.to(self._dtype), (factors.up.float() * factors.scale).to(self._dtype)
         if not (down.isfinite().all() and up.isfinite().all()):
             raise AdapterError(f"The adapter {path} has numbers for {name} that are too large for {self._dtype}.")
-        return self._pack(down), self._pack(up)
+        return down, up
 
     def _pack(self, matrix: Tensor) -> PackedWeight:
         matrix = matrix.to(self._device)

@@ -38,10 +38,11 @@ class CacheSizes:
 
 
 def memory_for_caches(config: EngineConfig, device_type: str, free_bytes: int) -> int:
-    """Returns the bytes for KV and states: as configured, else a share of the free ones that adapters do not need."""
+    """Returns the bytes for KV and states: as configured, else a share of the free ones that adapters do not need:
+    of these several ranks have at most a whole each."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
-    kept_bytes = sum(size_of_files(each.path) for each in config.adapters)
+    kept_bytes = config.tensor_parallel_size * sum(size_of_files(each.path) for each in config.adapters)
     share = int((free_bytes - kept_bytes) * SHARE_OF_AVAILABLE[device_type])
     return min(share, MAX_DEFAULT_KV_BYTES) if device_type == "cpu" else share
 

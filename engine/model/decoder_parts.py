@@ -16,6 +16,7 @@ from engine.attention.metadata import AttentionParams
 from engine.weights.gathered_weight import GatheredWeight
 from engine.weights.kernel_experts import ExpertParts
 from engine.weights.packed_weight import KernelWeight, PackedWeight
+from engine.weights.partition import Cut
 from engine.weights.quantized_weight import KernelQuantizedWeight
 from engine.weights.rank_group import Gather
 
@@ -68,6 +69,13 @@ class LinearParts(msgspec.Struct, frozen=True, eq=False):
     """What gathers all ranks' columns of the rows, where these are one rank's parts of a layer."""
     after: Gather | None = None
     """What gathers those of the product."""
+    cut: Cut | None = None
+    """Which part of a layer this is, if it is one rank's; then `out_features` are the part's."""
+
+    @property
+    def num_columns(self) -> int:
+        """Output features of the layer on all ranks together."""
+        return self.out_features if self.cut is None else self.cut.num_columns
 
     def bound(self) -> Any:
         gathers = self.before, self.after
@@ -116,6 +124,8 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False):
     """The checkpoint's layers of which `query_key_value` consists."""
     values: Values = "projected"
     """Where values come from; keys are another layer's if they are."""
+    heads_of_all: tuple[int, int] = (0, 0)
+    """Numbers of heads of queries and of keys on all ranks together."""
 
     def bound(self) -> Any:
         """Returns what runs before attention."""

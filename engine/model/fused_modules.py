@@ -199,6 +199,8 @@ class FusedAttention(nn.Module):
         super().__init__()
         _, self.num_heads, self.head_size = call.query.shape
         self.num_kv_heads, self.is_gated, self.kv = call.key.shape[1], is_gated, kv
+        self.heads_of_all = self.num_heads, self.num_kv_heads
+        """Numbers of heads of queries and of keys on all ranks together."""
         is_one = hasattr(attention, "qkv_proj")
         self.names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")[: len(self.head_counts)]
         """The layers of `attention` that are one here."""

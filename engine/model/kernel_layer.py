@@ -173,6 +173,7 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         attention.rotation.norms_last,
         attention.names,
         attention.kv.values,
+        attention.heads_of_all,
     )
     return LayerParts(attention_parts, _after_parts(layer, attention.o_proj))
 

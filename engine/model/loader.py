@@ -179,7 +179,7 @@ def _checked_layers(
     route_recurrent_functions(module)
     replace_recurrent_layers(module)
     replace_indexers(module)
-    is_expanded = device.type != "cpu" or are_expanded_by(config.adapters)
+    is_expanded = device.type != "cpu" or bool(group.of_first(are_expanded_by(config.adapters)))
     replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, dtype))
     if not replaced:
         return _proved_layers(config, module, text_config, device, group)

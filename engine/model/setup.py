@@ -3,15 +3,15 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from engine.attention import AttentionBackend, select_backend
 from engine.attention.kv_cache import KVCache, bytes_per_block
-from engine.core.adapters import AdapterInfo, Adapters, NoAdapters
+from engine.core.adapters import AdapterInfo, Adapters
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.kv_groups import KVGroups
@@ -42,8 +42,23 @@ from engine.weights.rank_group import ALONE, RankGroup
 
 logger = logging.getLogger(__name__)
 
-Lead = Callable[[Sequence[Forward]], Sequence[Forward]]
-"""Makes forward passes ones that the other ranks of the model run, too."""
+
+class Lead(Protocol):
+    """Makes what the first rank does something that the other ranks of the model do, too."""
+
+    def forwards(self, own: Sequence[Forward]) -> Sequence[Forward]: ...
+
+    def adapters(self, own: Adapters) -> Adapters: ...
+
+
+class LeadNone:
+    """Leaves everything as it is: there are no other ranks."""
+
+    def forwards(self, own: Sequence[Forward]) -> Sequence[Forward]:
+        return own
+
+    def adapters(self, own: Adapters) -> Adapters:
+        return own
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ class ReadyModel:
     """The forward pass of the model."""
     drafting: Forward | HeadForward | None
     """That of its draft model, if there is one. One of weights of its own is the first rank's, which runs it alone."""
+    adapters: ModelAdapters
 
     @property
     def shared(self) -> tuple[Forward, ...]:
@@ -76,20 +92,18 @@ class ReadyModel:
 def load_model_runner(
     config: EngineConfig,
     group: RankGroup = ALONE,
-    lead: Lead = lambda forwards: forwards,
+    lead: Lead | None = None,
     kv_memory_fd: int | None = None,
 ) -> tuple[ModelRunner, EngineInfo]:
-    """Loads the model and its adapters, and sets up its runner, which runs the forward passes that `lead` makes of its
-    own. The KV cache lies in the memory of the file `kv_memory_fd`, if there is one and another process could go on
+    """Loads the model and its adapters, and sets up its runner, which uses what `lead` makes of these. The KV cache lies in the memory of the file `kv_memory_fd`, if there is one and another process could go on
     with what it holds. Raises ConfigError or ModelError."""
     started_s = time.monotonic()
     ready = load_ready_model(config, group, kv_memory_fd)
-    adapters: Adapters = NoAdapters()
-    if group is ALONE:
-        adapters = ModelAdapters(ready.model, ready.forward, config.max_adapters, config.max_adapter_rank)
+    lead = lead or LeadNone()
+    adapters = lead.adapters(ready.adapters)
     loaded = load_adapters(adapters, config.adapters)
     info = _info_of(config, ready, loaded, started_s)
-    forward, *drafting = lead(ready.shared)
+    forward, *drafting = lead.forwards(ready.shared)
     proposer = proposer_of(ready.model, ready.cache, drafting[0] if drafting else ready.drafting)
     return ModelRunner(ready.model, ready.cache, forward, proposer, adapters, ready.states), info
 
@@ -118,7 +132,8 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
         packed_cache.keep(model, forward.parts, drafting.parts if isinstance(drafting, KernelHeadForward) else None)
     totals = totals_of(model, cache, states, group)
     name = backend.__name__.rpartition(".")[2]
-    return ReadyModel(model, cache, groups, states, max_model_len, ceilings, totals, name, forward, drafting)
+    adapters = ModelAdapters(model, forward, config.max_adapters, config.max_adapter_rank, group)
+    return ReadyModel(model, cache, groups, states, max_model_len, ceilings, totals, name, forward, drafting, adapters)
 
 
 def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, AdapterInfo], started_s: float) -> EngineInfo:

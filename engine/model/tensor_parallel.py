@@ -90,17 +90,19 @@ def _cut_attention(attention: FusedAttention, group: RankGroup) -> dict[nn.Modul
     )
     starts = [part.query.start * size for part in parts] + [num_heads * size]
     attention.num_heads, attention.num_kv_heads = len(own.query), len(own.kv)
-    return {attention.qkv_proj: Cut(rows)} | _gathering(attention.o_proj, starts, group)
+    cut = Cut(rows, attention.qkv_proj.out_features)
+    return {attention.qkv_proj: cut} | _gathering(attention.o_proj, starts, group)
 
 
 def _cut_mlp(mlp: FusedMLP, group: RankGroup) -> dict[nn.Module, Cut]:
-    num_inner = mlp.gate_up_proj.out_features // 2
+    num_columns = mlp.gate_up_proj.out_features
+    num_inner = num_columns // 2
     if -(-num_inner // GATE_BLOCK) < group.size:  # too few to be divided: each rank has them all
-        return {mlp.gate_up_proj: Cut((slice(None),))}
+        return {mlp.gate_up_proj: Cut((slice(None),), num_columns)}
     unit = 4 * GATE_BLOCK if num_inner >= 4 * GATE_BLOCK * group.size else GATE_BLOCK
     starts = starts_of(num_inner, group.size, unit)
     first, end = starts[group.rank], starts[group.rank + 1]
-    return {mlp.gate_up_proj: Cut((slice(2 * first, 2 * end),))} | _gathering(mlp.down_proj, starts, group)
+    return {mlp.gate_up_proj: Cut((slice(2 * first, 2 * end),), num_columns)} | _gathering(mlp.down_proj, starts, group)
 
 
 def _gathering(linear: nn.Linear, input_starts: Sequence[int], group: RankGroup) -> dict[nn.Module, Cut]:

@@ -25,7 +25,7 @@ def load_on_ranks(
         return *load_model_runner(config, kv_memory_fd=kv_memory_fd), lambda: None
     ranks = RankProcesses(config)
     try:
-        return *load_model_runner(ranks.config, ranks.group, ranks.lead), ranks.close
+        return *load_model_runner(ranks.config, ranks.group, ranks.leader), ranks.close
     except Exception as error:
         ranks.close()
         raise ranks.reason_of(error) from error

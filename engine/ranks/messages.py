@@ -1,4 +1,5 @@
-"""What the first rank tells the others: how to start, the inputs of each forward pass, and which tokens it keeps."""
+"""What the first rank tells the others: how to start, the inputs of each forward pass and which tokens it keeps, and
+which adapters come and go."""
 
 from typing import Any
 
@@ -8,10 +9,11 @@ from torch import Tensor
 
 from engine.attention import AttentionMetadata
 from engine.core.config import EngineConfig
+from engine.core.messages import LoadAdapter, UnloadAdapter
 from engine.mixers.metadata import StateMetadata
 from engine.runner.model_inputs import ModelInputs
 
-__all__ = ["ForwardPass", "RankFailure", "RankStart", "Settlement", "forward_pass_of"]
+__all__ = ["ForwardPass", "RankFailure", "RankMessage", "RankStart", "ReleaseAdapter", "Settlement", "forward_pass_of"]
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -74,6 +76,8 @@ class ForwardPass(msgspec.Struct, frozen=True, tag=True):
     states: _States | None
     block_copies: tuple[tuple[int, int], ...] = ()
     """Blocks that are to be copied before the pass, each with the one to which."""
+    adapters: bytes | None = None
+    """int64: number of each token's adapter, -1 for none, [num_tokens]; None if no token has any."""
 
     def inputs(self) -> ModelInputs:
         numbers = torch.frombuffer(bytearray(self.numbers), dtype=torch.int64).view(3, self.num_tokens)
@@ -90,7 +94,8 @@ class ForwardPass(msgspec.Struct, frozen=True, tag=True):
             max_context_len=self.longest[1],
         )
         states = None if self.states is None else self.states.metadata()
-        return ModelInputs(token_ids, positions, attention, states, block_copies=self.block_copies)
+        adapters = None if self.adapters is None else torch.frombuffer(bytearray(self.adapters), dtype=torch.int64)
+        return ModelInputs(token_ids, positions, attention, states, adapters, block_copies=self.block_copies)
 
 
 class Settlement(msgspec.Struct, frozen=True, tag=True):
@@ -98,6 +103,16 @@ class Settlement(msgspec.Struct, frozen=True, tag=True):
 
     index: int
     num_kept: list[int]
+
+
+class ReleaseAdapter(msgspec.Struct, frozen=True, tag=True):
+    """The end of an unloaded adapter, of which no request is left."""
+
+    number: int
+
+
+RankMessage = ForwardPass | Settlement | LoadAdapter | UnloadAdapter | ReleaseAdapter
+"""What a rank hears after it has loaded its part of the model."""
 
 
 def forward_pass_of(index: int, inputs: ModelInputs, kept: Any) -> ForwardPass:
@@ -113,6 +128,7 @@ def forward_pass_of(index: int, inputs: ModelInputs, kept: Any) -> ForwardPass:
         None if kept is None else [*kept],
         None if inputs.states is None else _States.of(inputs.states),
         inputs.block_copies,
+        None if inputs.adapters is None else _bytes(inputs.adapters),
     )
 
 

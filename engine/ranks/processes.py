@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 
 import msgspec
@@ -15,11 +15,10 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelError, ModelMemoryError, TwostepError, UnsupportedModelError
 from engine.host.numa import cpus_of_ranks, numa_nodes
 from engine.kernels import load_kernels
-from engine.ranks.forward import LeadingForward
+from engine.ranks.leader import Leader
 from engine.ranks.memory import new_memory, open_group
-from engine.ranks.messages import ForwardPass, RankFailure, RankStart, Settlement
+from engine.ranks.messages import RankFailure, RankMessage, RankStart
 from engine.ranks.rank import EXIT_CANNOT_LOAD
-from engine.runner.forward import Forward
 
 __all__ = ["RankProcesses"]
 
@@ -86,11 +85,12 @@ class RankProcesses:
         logger.error("rank %d of the model has ended (exit code %d), and so does the engine", rank, code)
         self._on_death(code)
 
-    def lead(self, forwards: Sequence[Forward]) -> Sequence[Forward]:
-        """Returns these forward passes of the first rank as ones that all ranks run."""
-        return [LeadingForward(forward, index, self._tell) for index, forward in enumerate(forwards)]
+    @property
+    def leader(self) -> Leader:
+        """What has all ranks do what the first does."""
+        return Leader(self._tell)
 
-    def _tell(self, message: ForwardPass | Settlement) -> None:
+    def _tell(self, message: RankMessage) -> None:
         data = self._encoder.encode(message)
         for _, link in self._ranks:
             link.send_bytes(data)

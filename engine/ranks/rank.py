@@ -1,23 +1,29 @@
-"""A rank other than the first: loads its part of the model, and runs the forward passes that the first tells of."""
+"""A rank other than the first: loads its part of the model, and does what the first tells of: runs forward passes, and
+loads adapters."""
 
 import contextlib
+import logging
 import os
 from multiprocessing.connection import Connection
 
 import msgspec
 import torch
 
-from engine.core.errors import ConfigError, ModelError
+from engine.core.adapters import Adapters
+from engine.core.errors import AdapterError, ConfigError, ModelError
+from engine.core.messages import LoadAdapter, UnloadAdapter
 from engine.host.log_format import configure_root
 from engine.host.memory_trim import trim_after_startup
 from engine.kernels import load_kernels
 from engine.model.setup import ReadyModel, load_ready_model
 from engine.ranks.memory import open_group
-from engine.ranks.messages import ForwardPass, RankFailure, RankStart, Settlement
+from engine.ranks.messages import RankFailure, RankMessage, RankStart, ReleaseAdapter, Settlement
 
 __all__ = ["EXIT_CANNOT_LOAD", "run"]
 
 EXIT_CANNOT_LOAD = 2
+
+logger = logging.getLogger(__name__)
 
 
 def run(link: Connection, memory: int) -> int:
@@ -41,15 +47,31 @@ def run(link: Connection, memory: int) -> int:
 
 @torch.inference_mode()
 def serve(link: Connection, ready: ReadyModel) -> None:
-    """Runs forward passes until the first rank closes the link, which raises EOFError."""
-    decoder = msgspec.msgpack.Decoder(ForwardPass | Settlement)
+    """Does what the first rank tells of until that closes the link, which raises EOFError."""
+    decoder = msgspec.msgpack.Decoder(RankMessage)
     while True:
         message = decoder.decode(link.recv_bytes())
         if isinstance(message, Settlement):
             ready.shared[message.index].settle(message.num_kept)
-            continue
-        inputs = message.inputs()
-        last_block = int(inputs.attention.slot_mapping.max()) // ready.cache.block_size
-        ready.cache.prefault(last_block, message.num_tokens)
-        ready.cache.copy_blocks(inputs.block_copies)
-        ready.shared[message.index](inputs, message.kept)
+        elif isinstance(message, LoadAdapter | UnloadAdapter | ReleaseAdapter):
+            change_adapters(ready.adapters, message)
+        else:
+            inputs = message.inputs()
+            last_block = int(inputs.attention.slot_mapping.max()) // ready.cache.block_size
+            ready.cache.prefault(last_block, message.num_tokens)
+            ready.cache.copy_blocks(inputs.block_copies)
+            ready.shared[message.index](inputs, message.kept)
+
+
+def change_adapters(adapters: Adapters, message: LoadAdapter | UnloadAdapter | ReleaseAdapter) -> None:
+    """Loads an adapter, or takes one away. One that cannot be loaded is none of the first rank's either, which says
+    so."""
+    if isinstance(message, UnloadAdapter):
+        adapters.unload(message.digest)
+    elif isinstance(message, ReleaseAdapter):
+        adapters.release(message.number)
+    else:
+        try:
+            adapters.load(message.path)
+        except AdapterError as error:
+            logger.warning("%s", error)

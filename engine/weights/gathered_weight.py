@@ -18,7 +18,7 @@ class GatheredWeight:
     """
 
     def __init__(self, own: PackedWeight, cut: Cut, group: RankGroup) -> None:
-        self.own = own
+        self.own: PackedWeight = own
         self._cut = cut
         self.before = None if cut.input_starts is None else group.gather(cut.input_starts)
         self.after = None if cut.output_starts is None else group.gather(cut.output_starts)

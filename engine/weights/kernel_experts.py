@@ -109,7 +109,7 @@ def expert_cuts(
     starts = starts_of(num_inner, group.size)
     first, end = starts[group.rank], starts[group.rank + 1]
     halves = slice(first, end), slice(num_inner + first, num_inner + end)
-    up = Cut((slice(2 * first, 2 * end),) if gate.is_in_turn else halves)
+    up = Cut((slice(2 * first, 2 * end),) if gate.is_in_turn else halves, num_up)
     return up, even_cut(num_out, group, starts)
 
 

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from engine.checkpoint.stored_tensor import StoredTensor
 from engine.weights.adapters import AdaptedWeight
 from engine.weights.block_weight import BlockEmbedding, BlockWeight, keep_blocks
-from engine.weights.gathered_weight import gathered, own_part
+from engine.weights.gathered_weight import GatheredWeight, gathered, own_part
 from engine.weights.latent_heads import LatentHeads
 from engine.weights.module_replacement import has_hooks
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
@@ -32,9 +32,11 @@ __all__ = ["LinearReport", "PackedLinear", "is_linear", "prepare_linears"]
 class PackedLinear(nn.Module):
     """Replaces nn.Linear, and transformers' Conv1D, whose weight is transposed."""
 
-    def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
+    def __init__(self, packed: PackedWeight, bias: Tensor | None, cut: Cut | None = None) -> None:
+        """`cut` says which part of a layer this is, if it is one rank's."""
         super().__init__()
         self.packed: PackedWeight = packed
+        self.cut = cut
         self.out_features, self.in_features = packed.shape
         self.bias = bias  # [N]
 
@@ -43,19 +45,30 @@ class PackedLinear(nn.Module):
         return WeightHandle(self.packed)
 
     @property
+    def num_columns(self) -> int:
+        """Output features of the layer on all ranks together."""
+        return self.out_features if self.cut is None else self.cut.num_columns
+
+    @property
     def nbytes(self) -> int:
         return self.packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def adapt(self, number: int, columns: Tensor, down: PackedWeight, up: PackedWeight) -> None:
-        """Has an adapter add to these columns: see `AdaptedWeight.adapt`."""
-        if not isinstance(self.packed, AdaptedWeight):
-            self.packed = AdaptedWeight(self.packed)
-        self.packed.adapt(number, columns, down, up)
+        """Has an adapter add to these columns, of one rank's part of a layer its own: see `AdaptedWeight.adapt`."""
+        own = own_part(self.packed)
+        if not isinstance(own, AdaptedWeight):
+            own = AdaptedWeight(own)
+            if isinstance(self.packed, GatheredWeight):
+                self.packed.own = own  # which multiplies between both gathers
+            else:
+                self.packed = own
+        own.adapt(number, columns, down, up)
 
     def release(self, number: int) -> None:
         """Forgets the adapter of this number."""
-        if isinstance(self.packed, AdaptedWeight):
-            self.packed.release(number)
+        own = own_part(self.packed)
+        if isinstance(own, AdaptedWeight):
+            own.release(number)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
         return multiply_rows(self.packed, x, self.bias)
@@ -163,7 +176,7 @@ def _pack_module(module: nn.Module, pack: Pack, group: RankGroup, cut: Cut | Non
         weight = cut.own(weight)
         bias = cut.own(bias) if bias is not None and cut.output_starts is None else bias
     packed = gathered(pack(weight), cut, group)
-    return PackedLinear(packed, None if bias is None else bias.detach().clone())  # off the mapped checkpoint file
+    return PackedLinear(packed, None if bias is None else bias.detach().clone(), cut)  # off the mapped checkpoint file
 
 
 def _stored_embeddings(model: nn.Module) -> Iterator[nn.Embedding]:

@@ -21,6 +21,8 @@ class Cut:
 
     rows: tuple[slice, ...]
     """The part's rows of the weight [N, K], in this order."""
+    num_columns: int
+    """Output columns of the layer on all ranks together, N."""
     input_starts: tuple[int, ...] | None = None
     """Where each rank's columns of the layer's input begin, and the end of the last; None if every rank has them all.
     """
@@ -31,6 +33,16 @@ class Cut:
         """Returns the part of a weight [N, K] or a bias [N]."""
         parts = [tensor[rows] for rows in self.rows]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def places_of(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns which of these columns of the layer are the part's, as indices into `columns`, and their places in
+        the part."""
+        own = self.own(torch.arange(self.num_columns))
+        places = torch.full((self.num_columns,), -1)
+        places[own] = torch.arange(len(own))
+        places = places[columns]
+        which = (places >= 0).nonzero()[:, 0]
+        return which, places[which]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,7 @@ def even_cut(num_out: int, group: RankGroup, input_starts: Sequence[int] | None 
         return None
     starts = starts_of(num_out, group.size, _PANEL if num_out >= _PANEL * group.size else 1)
     rows = slice(starts[group.rank], starts[group.rank + 1])
-    return Cut((rows,), None if input_starts is None else tuple(input_starts), starts)
+    return Cut((rows,), num_out, None if input_starts is None else tuple(input_starts), starts)
 
 
 def head_parts(num_heads: int, num_kv_heads: int, size: int) -> list[HeadPart]:

@@ -53,6 +53,11 @@ class RankGroup:
         """Returns the number that the first rank calls this with."""
         return int(self.values_of_all(value)[0][0])
 
+    def have_all(self, value: int | None) -> bool:
+        """Whether all ranks call it with the same number, of 53 bits at most; None is not."""
+        values = {own for (own,) in self.values_of_all(-1 if value is None else value)}
+        return len(values) == 1 and values != {-1.0}
+
     def wait_for_all(self) -> None:
         """Returns once every rank calls it."""
         self.values_of_all(0)

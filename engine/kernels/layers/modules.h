@@ -24,7 +24,7 @@ using Ref = c10::intrusive_ptr<T>;
 
 // A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized, and what adapters add to it. Where
 // it is one rank's part of a layer, with some of its columns, all ranks' columns of the rows may be gathered before,
-// and those of the product after; then it has no adapters.
+// and those of the product after; adapters add to the rank's columns, between both.
 struct Linear : torch::CustomClassHolder {
   at::Tensor packed;
   OptionalTensor bias;
@@ -47,14 +47,16 @@ struct Linear : torch::CustomClassHolder {
   at::Tensor operator()(const at::Tensor& x, const Buffer& out, Activation activation, const AdapterRows& rows) const {
     if (rows.empty() || adapted.empty()) return (*this)(x, out, activation);
     const bool is_gated = activation != Activation::kNone;
-    const at::Tensor sums = (*this)(x, is_gated ? Buffer() : out);
-    add_adapted(adapted, x, sums, rows);
+    TORCH_CHECK(!after || !is_gated, "only a rank's own columns are gated");
+    const at::Tensor whole = before ? (**before)(x, {}) : x;
+    const at::Tensor sums = multiply(whole, is_gated || after ? Buffer() : out, Activation::kNone);
+    add_adapted(adapted, whole, sums, rows);
+    if (after) return (**after)(sums, out);
     return is_gated ? gate(sums, activation, out) : sums;
   }
 
   // Gives columns of the layer an adapter's factors: down packed of [rank, K], up packed of [columns, rank].
   void adapt(int64_t adapter, const at::Tensor& columns, const at::Tensor& down, const at::Tensor& up, int64_t rank) {
-    TORCH_CHECK(!before && !after, "a rank's part of a layer has no adapters");
     auto found = std::find_if(adapted.begin(), adapted.end(), [&](const auto& each) { return each.are(columns); });
     if (found == adapted.end()) found = adapted.emplace(adapted.end(), columns);
     found->set(adapter, down, up, rank);

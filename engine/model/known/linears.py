@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from engine.model.decoder_parts import LinearParts, MlpParts, linear_parts
@@ -34,7 +35,7 @@ def weights_of_mlp(mlp: Any) -> list[PackedWeight]:
 
 def parts_of_linear(linear: Any) -> LinearParts:
     """Returns the parts of a known linear layer."""
-    return linear_parts(linear.packed, linear.bias)
+    return msgspec.structs.replace(linear_parts(linear.packed, linear.bias), cut=linear.cut)
 
 
 def mlp_parts(mlp: FusedMLP) -> MlpParts:

@@ -18,11 +18,10 @@ from engine.engine import Engine
 from engine.kernels import load_kernels
 from engine.model import loader
 from engine.model.setup import ReadyModel, load_model_runner, load_ready_model
-from engine.ranks.forward import LeadingForward
+from engine.ranks.leader import Leader
 from engine.ranks.memory import new_memory, open_group
-from engine.ranks.messages import ForwardPass
+from engine.ranks.messages import RankMessage
 from engine.ranks.rank import serve
-from engine.runner.forward import Forward
 from engine.weights.rank_group import RankGroup
 
 
@@ -62,7 +61,7 @@ class RankThreads:
         self.config = config
         self.errors: list[Exception] = []
         self.ready: dict[int, ReadyModel] = {}
-        self.loaded = threading.Barrier(size)
+        self.loaded = threading.Semaphore(0)
         load_kernels()
         self.group, *others = groups(size)
         self._links = [_Link() for _ in others]
@@ -76,7 +75,7 @@ class RankThreads:
     def _run(self, group: Any, link: Any) -> None:
         try:
             self.ready[group.rank] = load_ready_model(self.config, group)
-            self.loaded.wait(60)
+            self.loaded.release()
             serve(link, self.ready[group.rank])
         except EOFError:
             pass
@@ -84,10 +83,11 @@ class RankThreads:
             self.errors.append(error)
             group.exchange.abort()
 
-    def lead(self, forwards: Any) -> list[Forward]:
-        return [LeadingForward(forward, index, self._tell) for index, forward in enumerate(forwards)]
+    @property
+    def leader(self) -> Leader:
+        return Leader(self._tell)
 
-    def _tell(self, message: ForwardPass) -> None:
+    def _tell(self, message: RankMessage) -> None:
         for link in self._links:
             link.sent.put(msgspec.msgpack.encode(message))
 
@@ -119,14 +119,14 @@ def engine_on_ranks(path: Path, size: int, **settings: Any) -> Iterator[tuple[En
     config = EngineConfig(model=str(path), tensor_parallel_size=size, **fields)
     if size == 1:
         runner, info = load_model_runner(config)
-        yield assemble(config, info, runner), None
+        yield assemble(config, info, runner, adapters=runner.adapters), None
         return
     with loading_one_by_one():
         ranks = RankThreads(config)
         try:
-            runner, info = load_model_runner(config, ranks.group, ranks.lead)
-            ranks.loaded.wait(60)
-            yield assemble(config, info, runner), ranks
+            runner, info = load_model_runner(config, ranks.group, ranks.leader)
+            assert all([ranks.loaded.acquire(timeout=60) for _ in range(size - 1)]), ranks.errors
+            yield assemble(config, info, runner, adapters=runner.adapters), ranks
         finally:
             ranks.close()
             assert not ranks.errors, ranks.errors

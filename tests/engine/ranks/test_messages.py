@@ -30,6 +30,13 @@ def test_other_ranks_copy_the_same_blocks() -> None:
     assert sent(inputs, None).inputs().block_copies == ((3, 5), (7, 2))
 
 
+def test_other_ranks_know_each_tokens_adapter() -> None:
+    adapted = [replace(each, adapter=number) for each, number in zip(requests(False), (None, 4, 0), strict=True)]
+    got = sent(build_inputs(adapted, 4, torch.device("cpu")), None).inputs().adapters
+    assert got is not None and got.tolist() == [-1, -1, -1, 4, 0, 0] and got.dtype == torch.int64
+    assert sent(build_inputs(requests(False), 4, torch.device("cpu")), None).inputs().adapters is None
+
+
 @pytest.mark.parametrize("kept", [None, [], [0, 5]])
 def test_inputs_arrive_as_they_were(kept: list[int] | None) -> None:
     inputs = build_inputs(requests(has_states=False), 4, torch.device("cpu"))

@@ -51,4 +51,13 @@ def test_a_model_of_one_rank_is_not_cut() -> None:
 @pytest.mark.parametrize("rows", [(slice(2, 4),), (slice(4, 6), slice(0, 1))])
 def test_a_part_has_its_rows_in_order(rows: tuple[slice, ...]) -> None:
     bias = torch.arange(6)
-    assert Cut(rows).own(bias).tolist() == [*chain.from_iterable(bias[each].tolist() for each in rows)]
+    assert Cut(rows, len(bias)).own(bias).tolist() == [*chain.from_iterable(bias[each].tolist() for each in rows)]
+
+
+@pytest.mark.parametrize("rows", [(slice(2, 4),), (slice(4, 6), slice(0, 1)), (slice(None),)])
+def test_places_of_columns_are_where_a_part_has_them(rows: tuple[slice, ...]) -> None:
+    weight, columns = torch.arange(60).view(6, 10), torch.tensor([5, 0, 3])
+    cut = Cut(rows, len(weight))
+    which, places = cut.places_of(columns)
+    assert torch.equal(cut.own(weight)[places], weight[columns[which]])
+    assert {*columns[which].tolist()} == {*columns.tolist()} & {*cut.own(torch.arange(6)).tolist()}
