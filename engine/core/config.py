@@ -119,8 +119,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_load_head(self) -> bool:
-        """Whether a checkpoint's MTP head is to draft. Several ranks run none, and random weights have none."""
-        if self.tensor_parallel_size > 1 or self.load_format == "dummy":
+        """Whether a checkpoint's MTP head is to draft. Random weights have none."""
+        if self.load_format == "dummy":
             return False
         has_other = self.draft_model is not None or self.draft_quantization != "none"
         return self.mtp and self.num_speculative_tokens > 0 and not has_other

@@ -130,7 +130,7 @@ def choose_head_forward(
 
 
 def _is_embedding_plain(parts: DecoderParts) -> bool:
-    return parts.embedding.dtype != torch.uint8 and parts.embedding_scale is None and parts.after_embedding is None
+    return parts.embedding.dtype != torch.uint8 and parts.embedding_scale is None
 
 
 def _warn_if_expected(module: PreTrainedModel, reason: str) -> None:

@@ -23,7 +23,7 @@ class Totals:
     state_bytes_per_request: int
     size: ModelSize
     draft_size: ModelSize | None
-    """That of a draft model of weights of its own is the first rank's, which runs it alone."""
+    """That of a draft model that is no head and has weights of its own is the first rank's, which runs it alone."""
 
 
 def totals_of(model: LoadedModel, cache: KVCache, states: StateCache, group: RankGroup) -> Totals:
@@ -32,7 +32,7 @@ def totals_of(model: LoadedModel, cache: KVCache, states: StateCache, group: Ran
     own = group.sum(model.weight_bytes, cache.num_bytes, per_token, per_request)
     weight_bytes, cache_bytes, bytes_per_token, state_bytes = map(int, own)
     draft_size = model.draft.size if model.draft else None
-    if model.draft is not None and not model.draft.layers:  # made of the model's weights, on all ranks
+    if model.draft is not None and (model.has_head or not model.draft.layers):  # on all ranks
         draft_size = _sum(model.draft.size, group)
     return Totals(weight_bytes, cache_bytes, bytes_per_token, state_bytes, _sum(model.size, group), draft_size)
 

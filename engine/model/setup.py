@@ -33,8 +33,9 @@ from engine.model.kernel_forward import KernelForward
 from engine.model.machine_ceilings import measure_ceilings
 from engine.model.packed_cache import PackedCache
 from engine.model.rank_totals import Totals, ceilings_of_all, totals_of
-from engine.runner.forward import Forward, HeadForward
+from engine.runner.forward import Forward
 from engine.runner.graphs import StaticInputs, graph_sizes, in_cuda_graphs
+from engine.runner.head_passes import HeadPasses, HeadRunner
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.window_groups import window_groups
@@ -48,6 +49,8 @@ class Lead(Protocol):
 
     def forwards(self, own: Sequence[Forward]) -> Sequence[Forward]: ...
 
+    def head(self, own: HeadRunner) -> HeadRunner: ...
+
     def adapters(self, own: Adapters) -> Adapters: ...
 
 
@@ -55,6 +58,9 @@ class LeadNone:
     """Leaves everything as it is: there are no other ranks."""
 
     def forwards(self, own: Sequence[Forward]) -> Sequence[Forward]:
+        return own
+
+    def head(self, own: HeadRunner) -> HeadRunner:
         return own
 
     def adapters(self, own: Adapters) -> Adapters:
@@ -76,17 +82,23 @@ class ReadyModel:
     """Name of the attention backend."""
     forward: Forward
     """The forward pass of the model."""
-    drafting: Forward | HeadForward | None
-    """That of its draft model, if there is one. One of weights of its own is the first rank's, which runs it alone."""
+    drafting: Forward | HeadPasses | None
+    """That of its draft model, if there is one. One of weights of its own is the first rank's, which runs it alone; a
+    head is on all ranks, whole, as it reads the model's embedding and language-model head."""
     adapters: ModelAdapters
 
     @property
     def shared(self) -> tuple[Forward, ...]:
         """The forward passes that all ranks run together: the model's, and that of a draft model made of it."""
         drafting = self.drafting
-        if drafting is None or isinstance(drafting, HeadForward) or self.model.kv_layers != self.model.layers:
+        if drafting is None or isinstance(drafting, HeadPasses) or self.model.kv_layers != self.model.layers:
             return (self.forward,)
         return self.forward, drafting
+
+    @property
+    def head(self) -> HeadPasses | None:
+        """The passes of a head, which all ranks run together."""
+        return self.drafting if isinstance(self.drafting, HeadPasses) else None
 
 
 def load_model_runner(
@@ -95,8 +107,9 @@ def load_model_runner(
     lead: Lead | None = None,
     kv_memory_fd: int | None = None,
 ) -> tuple[ModelRunner, EngineInfo]:
-    """Loads the model and its adapters, and sets up its runner, which uses what `lead` makes of these. The KV cache lies in the memory of the file `kv_memory_fd`, if there is one and another process could go on
-    with what it holds. Raises ConfigError or ModelError."""
+    """Loads the model and its adapters, and sets up its runner, which uses what `lead` makes of them. The KV cache lies
+    in the memory of the file `kv_memory_fd`, if there is one and another process could go on with what it holds. Raises
+    ConfigError or ModelError."""
     started_s = time.monotonic()
     ready = load_ready_model(config, group, kv_memory_fd)
     lead = lead or LeadNone()
@@ -104,7 +117,8 @@ def load_model_runner(
     loaded = load_adapters(adapters, config.adapters)
     info = _info_of(config, ready, loaded, started_s)
     forward, *drafting = lead.forwards(ready.shared)
-    proposer = proposer_of(ready.model, ready.cache, drafting[0] if drafting else ready.drafting)
+    head = None if ready.head is None else lead.head(ready.head)
+    proposer = proposer_of(ready.model, ready.cache, head or (drafting[0] if drafting else ready.drafting))
     return ModelRunner(ready.model, ready.cache, forward, proposer, adapters, ready.states), info
 
 
@@ -123,13 +137,13 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
     max_model_len = _max_model_len(config, model)
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
     step_bytes = _step_bytes(config, model, max_model_len, backend)
-    if group.is_first:
-        model = _with_draft_model(config, model, max_model_len)
+    model = _with_draft_model(config, model, max_model_len, group)
     cache, states, max_model_len, groups = _new_caches(config, model, max_model_len, step_bytes, group, kv_memory_fd)
     forward, drafting = _forward(model.module, cache, backend, states), draft_forward(model, cache, backend)
     forward = _recorded(config, forward, cache, max_model_len)
     if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
-        packed_cache.keep(model, forward.parts, drafting.parts if isinstance(drafting, KernelHeadForward) else None)
+        head = drafting.forward if isinstance(drafting, HeadPasses) else None
+        packed_cache.keep(model, forward.parts, head.parts if isinstance(head, KernelHeadForward) else None)
     totals = totals_of(model, cache, states, group)
     name = backend.__name__.rpartition(".")[2]
     adapters = ModelAdapters(model, forward, config.max_adapters, config.max_adapter_rank, group)
@@ -208,18 +222,22 @@ def _recorded(config: EngineConfig, forward: Forward, cache: KVCache, max_model_
     return recorded
 
 
-def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: int) -> LoadedModel:
-    """Returns the model with what drafts for it: rounded weights, another model, or the head of its checkpoint."""
+def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: int, group: RankGroup) -> LoadedModel:
+    """Returns the model with what drafts for it: rounded weights, another model, or a head. All ranks have a head, if
+    all could load it, and the first one another model."""
     if config.draft_model is not None:
         make_torch_whole()
-        from engine.model.drafting.draft_model import load_draft_model
+        from engine.model.drafting.draft_model import is_head_for, load_draft_model
 
+        if not group.is_first and not is_head_for(config):
+            return model
         return replace(model, draft=load_draft_model(config, model, max_model_len))
     if model.draft is not None or isinstance(model.module, DecoderParts):
         return model
     from engine.model.drafting.mtp_head import load_mtp_head
 
-    return replace(model, draft=load_mtp_head(config, model))
+    head = load_mtp_head(config, model)
+    return replace(model, draft=head) if group.have_all(None if head is None else 1) else model
 
 
 def _draft_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
@@ -228,8 +246,12 @@ def _draft_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
     if model.draft is None:
         return {}
     own = model.bytes_per_block(config.block_size) - bytes_per_block(model.layers, config.block_size, model.kv_dtype)
-    facts = {"draft_size": ready.totals.draft_size, "draft_kv_bytes": num_blocks * own, "has_head": model.has_head}
-    return facts | {"hidden_fingerprint": model.draft.join.fingerprint if model.draft.join else ""}
+    num_ranks = config.tensor_parallel_size if model.has_head else 1  # those that keep KV for it
+    sizes = {"draft_size": ready.totals.draft_size, "draft_kv_bytes": num_ranks * num_blocks * own}
+    return sizes | {
+        "has_head": model.has_head,
+        "hidden_fingerprint": model.draft.join.fingerprint if model.draft.join else "",
+    }
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from engine.core.adapters import AdapterInfo, Adapters
 from engine.core.errors import AdapterError, DeviceFailedError, reason_of
 from engine.core.messages import LoadAdapter, UnloadAdapter
-from engine.ranks.messages import ForwardPass, RankMessage, ReleaseAdapter, Settlement, forward_pass_of
+from engine.ranks.messages import RankMessage, ReleaseAdapter, Settlement, forward_pass_of, head_pass_of
 from engine.runner.forward import Forward, ForwardOutput, HiddenOf
+from engine.runner.head_passes import HeadRunner, HiddenBefore
 from engine.runner.model_inputs import ModelInputs
 
 __all__ = ["Leader"]
@@ -22,6 +25,9 @@ class Leader:
 
     def forwards(self, own: Sequence[Forward]) -> Sequence[Forward]:
         return [_LeadingForward(forward, index, self._tell) for index, forward in enumerate(own)]
+
+    def head(self, own: HeadRunner) -> HeadRunner:
+        return _LeadingHead(own, self._tell)
 
     def adapters(self, own: Adapters) -> Adapters:
         return _LeadingAdapters(own, self._tell)
@@ -40,7 +46,7 @@ class _LeadingForward:
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
         """Raises DeviceFailedError if any rank fails: others may be within the pass then, and keep step no more."""
         with _together():
-            self._tell(forward_pass_of(self._index, inputs, kept))
+            self._tell(forward_pass_of(self._index, inputs, kept, hidden_of))
             return self._own(inputs, kept, hidden_of)
 
     def settle(self, num_kept: Sequence[int]) -> None:
@@ -48,6 +54,25 @@ class _LeadingForward:
         with _together():
             self._tell(Settlement(self._index, [*num_kept]))
             self._own.settle(num_kept)
+
+
+class _LeadingHead:
+    """The first rank's head, of whose passes the others hear before. They keep hidden states when the model's forward
+    pass gives them."""
+
+    def __init__(self, own: HeadRunner, tell: Callable[[RankMessage], None]) -> None:
+        self.hidden_of = own.hidden_of
+        self._own = own
+        self._tell = tell
+
+    def keep(self, slots: Tensor, hidden: Tensor) -> None:
+        self._own.keep(slots, hidden)
+
+    def __call__(self, inputs: ModelInputs, before: HiddenBefore, kept: Sequence[int]) -> ForwardOutput:
+        """Raises DeviceFailedError as a forward pass does."""
+        with _together():
+            self._tell(head_pass_of(inputs, before, kept))
+            return self._own(inputs, before, kept)
 
 
 class _LeadingAdapters:

@@ -1,6 +1,7 @@
 """What the first rank tells the others: how to start, the inputs of each forward pass and which tokens it keeps, and
 which adapters come and go."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,9 +12,21 @@ from engine.attention import AttentionMetadata
 from engine.core.config import EngineConfig
 from engine.core.messages import LoadAdapter, UnloadAdapter
 from engine.mixers.metadata import StateMetadata
+from engine.runner.forward import HiddenOf
+from engine.runner.head_passes import HiddenBefore
 from engine.runner.model_inputs import ModelInputs
 
-__all__ = ["ForwardPass", "RankFailure", "RankMessage", "RankStart", "ReleaseAdapter", "Settlement", "forward_pass_of"]
+__all__ = [
+    "ForwardPass",
+    "HeadPass",
+    "RankFailure",
+    "RankMessage",
+    "RankStart",
+    "ReleaseAdapter",
+    "Settlement",
+    "forward_pass_of",
+    "head_pass_of",
+]
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -78,6 +91,8 @@ class ForwardPass(msgspec.Struct, frozen=True, tag=True):
     """Blocks that are to be copied before the pass, each with the one to which."""
     adapters: bytes | None = None
     """int64: number of each token's adapter, -1 for none, [num_tokens]; None if no token has any."""
+    hidden_of: tuple[int, ...] | None = None
+    """Which hidden states a head is to keep, if there is one."""
 
     def inputs(self) -> ModelInputs:
         numbers = torch.frombuffer(bytearray(self.numbers), dtype=torch.int64).view(3, self.num_tokens)
@@ -105,17 +120,25 @@ class Settlement(msgspec.Struct, frozen=True, tag=True):
     num_kept: list[int]
 
 
+class HeadPass(msgspec.Struct, frozen=True, tag=True):
+    """A pass of the head that drafts: its inputs, and which hidden states it reads, as `HiddenBefore` has them."""
+
+    forward_pass: ForwardPass
+    slots: list[int]
+    rows: list[int] | None
+
+
 class ReleaseAdapter(msgspec.Struct, frozen=True, tag=True):
     """The end of an unloaded adapter, of which no request is left."""
 
     number: int
 
 
-RankMessage = ForwardPass | Settlement | LoadAdapter | UnloadAdapter | ReleaseAdapter
+RankMessage = ForwardPass | HeadPass | Settlement | LoadAdapter | UnloadAdapter | ReleaseAdapter
 """What a rank hears after it has loaded its part of the model."""
 
 
-def forward_pass_of(index: int, inputs: ModelInputs, kept: Any) -> ForwardPass:
+def forward_pass_of(index: int, inputs: ModelInputs, kept: Any, hidden_of: HiddenOf = None) -> ForwardPass:
     """Returns the message about a forward pass of these inputs, which lie on the CPU."""
     paged = inputs.attention
     return ForwardPass(
@@ -129,7 +152,14 @@ def forward_pass_of(index: int, inputs: ModelInputs, kept: Any) -> ForwardPass:
         None if inputs.states is None else _States.of(inputs.states),
         inputs.block_copies,
         None if inputs.adapters is None else _bytes(inputs.adapters),
+        hidden_of,
     )
+
+
+def head_pass_of(inputs: ModelInputs, before: HiddenBefore, kept: Sequence[int]) -> HeadPass:
+    """Returns the message about a pass of the head."""
+    rows = None if before.rows is None else [*before.rows]
+    return HeadPass(forward_pass_of(0, inputs, kept), [*before.slots], rows)
 
 
 def _bytes(*tensors: Tensor) -> bytes:

@@ -17,7 +17,8 @@ from engine.host.memory_trim import trim_after_startup
 from engine.kernels import load_kernels
 from engine.model.setup import ReadyModel, load_ready_model
 from engine.ranks.memory import open_group
-from engine.ranks.messages import RankFailure, RankMessage, RankStart, ReleaseAdapter, Settlement
+from engine.ranks.messages import ForwardPass, HeadPass, RankFailure, RankMessage, RankStart, ReleaseAdapter, Settlement
+from engine.runner.head_passes import HiddenBefore
 
 __all__ = ["EXIT_CANNOT_LOAD", "run"]
 
@@ -55,12 +56,23 @@ def serve(link: Connection, ready: ReadyModel) -> None:
             ready.shared[message.index].settle(message.num_kept)
         elif isinstance(message, LoadAdapter | UnloadAdapter | ReleaseAdapter):
             change_adapters(ready.adapters, message)
+        elif isinstance(message, HeadPass):
+            assert ready.head is not None, "all ranks have a head, or none"
+            own = message.forward_pass
+            ready.head(own.inputs(), HiddenBefore(message.slots, message.rows), own.kept or [])
         else:
-            inputs = message.inputs()
-            last_block = int(inputs.attention.slot_mapping.max()) // ready.cache.block_size
-            ready.cache.prefault(last_block, message.num_tokens)
-            ready.cache.copy_blocks(inputs.block_copies)
-            ready.shared[message.index](inputs, message.kept)
+            run_forward(ready, message)
+
+
+def run_forward(ready: ReadyModel, message: ForwardPass) -> None:
+    """Runs a forward pass, and keeps the hidden states that a head reads."""
+    inputs = message.inputs()
+    slots = inputs.attention.slot_mapping
+    ready.cache.prefault(int(slots.max()) // ready.cache.block_size, message.num_tokens)
+    ready.cache.copy_blocks(inputs.block_copies)
+    output = ready.shared[message.index](inputs, message.kept, message.hidden_of)
+    if ready.head is not None and output.all_hidden is not None:
+        ready.head.keep(slots, output.all_hidden)
 
 
 def change_adapters(adapters: Adapters, message: LoadAdapter | UnloadAdapter | ReleaseAdapter) -> None:

@@ -16,6 +16,11 @@ _SAMPLE = (
 )
 
 
+def is_head_for(config: EngineConfig) -> bool:
+    """Whether the draft model is a head."""
+    return config.draft_model is not None and find_head_config(config.draft_model) is not None
+
+
 def load_draft_model(config: EngineConfig, target: LoadedModel, max_model_len: int) -> DraftModel:
     """Loads `config.draft_model` to draft for `target`, whose contexts have at most `max_model_len` tokens.
 

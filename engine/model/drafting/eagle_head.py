@@ -72,8 +72,6 @@ class _Unfit(Exception):
 
 
 def _load(config: EngineConfig, target: LoadedModel, head_config: Mapping[str, Any]) -> DraftModel:
-    if config.tensor_parallel_size > 1:
-        raise _Unfit("is an EAGLE-3 head, which several ranks cannot run: leave it out, or --tensor-parallel-size")
     layer_config = _layer_config(target, head_config)
     module = _new_module(layer_config, target.dtype, bool(head_config.get("norm_before_residual")))
     tensors = _tensors(str(config.draft_model))
@@ -189,7 +187,7 @@ def _embeddings(target: LoadedModel, own: Tensor | None) -> nn.Module:
         return shared
     if own.shape != (target.vocab_size, target.hidden_size):
         raise _Unfit(f"has embeddings of the shape {[*own.shape]}, not {[target.vocab_size, target.hidden_size]}")
-    own = own.to(target.device, target.dtype)
+    own = own.to(target.device, target.dtype)  # which is not compared where the model's is divided among ranks
     if isinstance(shared.weight, Tensor) and torch.equal(shared.weight, own):
         return shared
     return nn.Embedding(own.shape[0], own.shape[1], _weight=own, _freeze=True)

@@ -61,7 +61,7 @@ class KernelHeadForward(HeadForward):
     def __init__(self, parts: HeadParts, cache: KVCache) -> None:
         super().__init__(KernelMtpInput(parts.join))
         self.parts = parts
-        self._cache = cache
+        self._cache, self._gather = cache, parts.decoder.after_embedding
         self._make_table(_FEWEST_ROWS)
 
     def __call__(self, inputs: ModelInputs, hidden: Tensor, kept: Sequence[int]) -> ForwardOutput:
@@ -69,11 +69,14 @@ class KernelHeadForward(HeadForward):
         if count > len(self._table):
             self._make_table(count)
         embeddings = self.parts.decoder.embedding.index_select(0, inputs.token_ids)
+        if self._gather is not None:
+            embeddings = self._gather.run(embeddings)
         self._table[:count] = self._join(embeddings, hidden)
         return self._forward(replace(inputs, token_ids=self._numbers[:count]), kept)
 
     def _make_table(self, num_rows: int) -> None:
-        embedding = self.parts.decoder.embedding
-        self._table = torch.empty(num_rows, embedding.shape[1], dtype=embedding.dtype)
+        decoder = self.parts.decoder
+        self._table = torch.empty(num_rows, self.parts.join.projection.out_features, dtype=decoder.embedding.dtype)
         self._numbers = torch.arange(num_rows)
-        self._forward = KernelForward(msgspec.structs.replace(self.parts.decoder, embedding=self._table), self._cache)
+        decoder = msgspec.structs.replace(decoder, embedding=self._table, after_embedding=None)
+        self._forward = KernelForward(decoder, self._cache)

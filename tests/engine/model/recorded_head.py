@@ -16,6 +16,7 @@ from engine.mixers.state import StateCache
 from engine.model.drafting.proposal import draft_forward, proposer_of
 from engine.model.forward_choice import choose_forward
 from engine.runner.forward import HeadForward
+from engine.runner.head_passes import HeadPasses
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.proposer import HeadProposer
@@ -25,7 +26,7 @@ class RecordedHead:
     """Runs a head, and appends to `logits` those of all positions of each pass."""
 
     def __init__(self, forward: HeadForward) -> None:
-        self._forward, self.kept_of = forward, forward.kept_of
+        self._forward, self.kept_of, self.hidden_of = forward, forward.kept_of, forward.hidden_of
         self.logits: list[Tensor] = []
 
     def __call__(self, inputs: Any, hidden: Tensor, kept: Sequence[int]) -> Any:
@@ -49,8 +50,10 @@ def computed_chain(
     """Returns the head's logits at each token of the text, which is computed in steps that end at the `cuts`, and the
     greedy draft that follows it."""
     runner, proposer = head_of(model)
-    recorded = RecordedHead(proposer._forward)
-    proposer._forward = recorded  # type: ignore[assignment]
+    passes = proposer._head
+    assert isinstance(passes, HeadPasses)
+    recorded = RecordedHead(passes.forward)
+    passes.forward = recorded  # type: ignore[assignment]
     params = SamplingParams(max_tokens=20, temperature=0.0)
 
     def share(start: int, end: int, **fields: Any) -> ScheduledRequest:

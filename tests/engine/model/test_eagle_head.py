@@ -253,9 +253,3 @@ def test_what_does_not_fit_is_refused(
     head = write_head(tmp_path, whole, config)
     with pytest.raises(error, match=message):
         load_with_eagle(make_target("llama", tmp_path), head)
-
-
-def test_several_ranks_run_none(tmp_path: Path) -> None:
-    target, head = make_target("llama", tmp_path), write_head(tmp_path)
-    with pytest.raises(ConfigError, match="is an EAGLE-3 head, which several ranks cannot run"):
-        load_with_eagle(target, head, tensor_parallel_size=2)

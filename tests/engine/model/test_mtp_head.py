@@ -120,10 +120,10 @@ def test_in_one_call_it_computes_the_same_bits(
     if load_kernels() is None:
         pytest.skip("no kernels here")
     model = model_with_head(architecture, **settings)
-    assert isinstance(head_of(model)[1]._forward, KernelHeadForward)
+    assert isinstance(head_of(model)[1]._head.forward, KernelHeadForward)
     logits, draft = computed_chain(model, TEXT, 4)
     monkeypatch.setattr(forward_choice, "is_known", lambda module: False)
-    assert isinstance(head_of(model)[1]._forward, TransformersHeadForward)
+    assert isinstance(head_of(model)[1]._head.forward, TransformersHeadForward)
     plain_logits, plain_draft = computed_chain(model, TEXT, 4)
     assert torch.equal(logits, plain_logits) and draft == plain_draft
 

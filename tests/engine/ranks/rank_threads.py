@@ -17,6 +17,7 @@ from engine.core.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import load_kernels
 from engine.model import loader
+from engine.model.drafting import eagle_head, mtp_head
 from engine.model.setup import ReadyModel, load_model_runner, load_ready_model
 from engine.ranks.leader import Leader
 from engine.ranks.memory import new_memory, open_group
@@ -101,14 +102,18 @@ class RankThreads:
 @contextmanager
 def loading_one_by_one() -> Iterator[None]:
     """Has threads take turns in building a module: transformers sets torch's default number format meanwhile."""
-    turn, load_weights = threading.Lock(), loader._load_weights
+    turn = threading.Lock()
 
-    def load(*arguments: Any) -> Any:
-        with turn:
-            return load_weights(*arguments)
+    def in_turn(build: Callable[..., Any]) -> Callable[..., Any]:
+        def load(*arguments: Any) -> Any:
+            with turn:
+                return build(*arguments)
+
+        return load
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "_load_weights", load)
+        for module, name in ((loader, "_load_weights"), (mtp_head, "_model_of_one_layer"), (eagle_head, "_new_module")):
+            patch.setattr(module, name, in_turn(getattr(module, name)))
         yield
 
 

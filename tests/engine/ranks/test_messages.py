@@ -8,7 +8,8 @@ import torch
 
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.ranks.messages import ForwardPass, forward_pass_of
+from engine.ranks.messages import ForwardPass, HeadPass, RankMessage, forward_pass_of, head_pass_of
+from engine.runner.head_passes import HiddenBefore
 from engine.runner.model_inputs import ModelInputs, build_inputs
 
 
@@ -56,3 +57,21 @@ def test_states_arrive_as_they_were() -> None:
     assert got.starts == states.starts and got.lengths == states.lengths and got.num_drafts == (0, 0, 1)
     for name in ("slots", "fresh_slots", "first_tokens", "restored", "saved"):
         assert torch.equal(getattr(got, name), getattr(states, name)), name
+
+
+@pytest.mark.parametrize("before", [HiddenBefore((-1, 12, 13)), HiddenBefore((), (2, 0))])
+def test_other_ranks_know_what_a_head_reads(before: HiddenBefore) -> None:
+    inputs = build_inputs(requests(has_states=False), 4, torch.device("cpu"))
+    data = msgspec.msgpack.encode(head_pass_of(inputs, before, [1, 3]))
+    message = msgspec.msgpack.decode(data, type=RankMessage)
+    assert isinstance(message, HeadPass) and message.forward_pass.kept == [1, 3]
+    assert torch.equal(message.forward_pass.inputs().token_ids, inputs.token_ids)
+    got = HiddenBefore(message.slots, message.rows)
+    assert [*got.slots] == [*before.slots] and got.rows == (None if before.rows is None else [*before.rows])
+
+
+@pytest.mark.parametrize("hidden_of", [None, (), (0, 2)])
+def test_other_ranks_know_which_hidden_states_are_kept(hidden_of: tuple[int, ...] | None) -> None:
+    inputs = build_inputs(requests(has_states=False), 4, torch.device("cpu"))
+    data = msgspec.msgpack.encode(forward_pass_of(0, inputs, None, hidden_of))
+    assert msgspec.msgpack.decode(data, type=ForwardPass).hidden_of == hidden_of

@@ -34,12 +34,12 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make_checkpoint(getattr(request, "param", "llama"), tmp_path)
 
 
-def adapters_of(path: Path) -> dict[str, Path]:
-    """Writes two adapters of all linear layers, of different ranks."""
+def adapters_of(path: Path, directory: Path | None = None) -> dict[str, Path]:
+    """Writes two adapters of all linear layers, of different ranks, into a directory or beside the model."""
     reference = load_reference(path)
     targets = sorted({name.rpartition(".")[2] for name in linear_layers(reference)} - NOT_ADAPTED)
     return {
-        name: make_adapter(path.parent / name, reference, rank, 0.2, rank=rank, target_modules=targets)
+        name: make_adapter((directory or path.parent) / name, reference, rank, 0.2, rank=rank, target_modules=targets)
         for name, rank in (("a", 4), ("b", 9))
     }
 

@@ -13,12 +13,14 @@ import pytest
 
 from engine.assembly import load_engine
 from engine.client.async_engine import AsyncEngine
+from engine.core.adapters import AdapterSource
 from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError, ModelError
+from engine.core.errors import AdapterError, ConfigError, ModelError
 from engine.ranks.processes import RankProcesses
 from tests.engine.async_engines import Words, eventually, request
 from tests.engine.fakes import add, run_to_end
 from tests.engine.process.restarts import Watcher
+from tests.engine.ranks.test_rank_adapters import adapters_of
 from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("ops", "two_threads")
@@ -59,6 +61,27 @@ def answers(settings: EngineConfig) -> object:
 def test_processes_give_the_answers_of_one() -> None:
     assert answers(config()) == answers(config(size=1))
     assert rank_pids() == []
+
+
+@pytest.mark.slow
+def test_processes_load_adapters_as_one_does(tmp_path: Path) -> None:
+    adapters = adapters_of(EMBEDDED_MODEL, tmp_path)
+    found = []
+    for size in (1, 2):
+        engine = load_engine(config(size=size, adapters=(AdapterSource("a", str(adapters["a"])),)))
+        try:
+            digests = {"a": engine.info.adapters["a"].digest, "b": engine.load_adapter(str(adapters["b"])).digest}
+            for name, digest in {"": "", **digests}.items():
+                add(engine, name, range(3, 40), max_tokens=6, logprobs=2, temperature=0.0, adapter=digest)
+            updates = run_to_end(engine)
+            found.append({name: [each.logprobs for each in own] for name, own in updates.items()})
+            engine.unload_adapter(digests["a"])
+            run_to_end(engine)
+            with pytest.raises(AdapterError, match="no directory"):
+                engine.load_adapter(str(tmp_path / "nowhere"))
+        finally:
+            engine.close()
+    assert found[0] == found[1]
 
 
 def test_more_ranks_than_heads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
