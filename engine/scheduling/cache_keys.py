@@ -26,14 +26,17 @@ class CacheKeys:
 
     def use(self, tenant: str, key: str, block_hashes: Sequence[bytes], now_s: float) -> None:
         """Records that blocks of a prompt and its answer were used; of these the first one is forgotten last."""
+        if not block_hashes:
+            return
+        use = self._of_tenant.setdefault(tenant, {}).setdefault(key, KeyUse(now_s))
+        use.used_s, known, uses = now_s, use.block_hashes, self._uses
         for block_hash in reversed(block_hashes):
-            use = self._of_tenant.setdefault(tenant, {}).setdefault(key, KeyUse(now_s))
-            use.used_s = now_s
-            if block_hash not in use.block_hashes:
-                use.block_hashes[block_hash] = None
+            if block_hash not in known:
+                known[block_hash] = None
                 self._num_keys[block_hash] += 1
-            self._uses[tenant, key, block_hash] = None
-            self._uses.move_to_end((tenant, key, block_hash))
+            name = tenant, key, block_hash
+            uses[name] = None
+            uses.move_to_end(name)
         while len(self._uses) > self._max_uses:
             self._forget(*next(iter(self._uses)))
 

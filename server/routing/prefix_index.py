@@ -14,7 +14,7 @@ class PrefixIndex:
 
     def __init__(self, max_digests: int) -> None:
         self._max_digests = max_digests
-        self._replicas_of: dict[bytes, OrderedDict[str, None]] = {}  # of each digest, longest ago first
+        self._replicas_of: dict[bytes, dict[str, None]] = {}  # of each digest, longest ago first
         self._digests_of: dict[str, OrderedDict[bytes, None]] = {}  # of each replica, longest ago first
 
     def __len__(self) -> int:
@@ -42,9 +42,12 @@ class PrefixIndex:
         for digest in reversed(digests):
             own[digest] = None
             own.move_to_end(digest)
-            replicas = self._replicas_of.setdefault(digest, OrderedDict())
-            replicas[replica] = None
-            replicas.move_to_end(replica)
+            replicas = self._replicas_of.get(digest)
+            if replicas is None:
+                self._replicas_of[digest] = {replica: None}
+            elif len(replicas) > 1 or replica not in replicas:
+                replicas.pop(replica, None)
+                replicas[replica] = None
         while len(own) > self._max_digests:
             self._forget(replica, own.popitem(last=False)[0])
 
