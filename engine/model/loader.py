@@ -206,7 +206,7 @@ def _proved_layers(
 ) -> ProbedLayers:
     calls, states = probe(module, text_config, device)
     _check_states(config, states, device)
-    check_sparse(config.model, calls, device, group)
+    check_sparse(config.model, calls, device)
     check_heads(config.model, calls, group)
     if group.is_first:  # it holds for all
         with only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from engine.attention.metadata import IndexCall
 from engine.attention.registry import AttentionCall
-from engine.core.errors import ConfigError, UnsupportedModelError
+from engine.core.errors import UnsupportedModelError
 from engine.model.known.same_code import class_named, global_of, is_same
-from engine.weights.rank_group import RankGroup
 
 __all__ = ["Indexer", "check_sparse", "is_sparse", "replace_indexers"]
 
@@ -75,16 +74,12 @@ def is_sparse(model: nn.Module) -> bool:
     return any(isinstance(each, Indexer) for each in model.modules())
 
 
-def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.device, group: RankGroup) -> None:
-    """Raises UnsupportedModelError or ConfigError unless the choice of positions can be made as the model is run."""
+def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.device) -> None:
+    """Raises UnsupportedModelError unless the choice of positions can be made as the model is run."""
     sparse = [call for call in calls if call.sparse is not None]
     if sparse and device.type != "cpu":
         raise UnsupportedModelError(
             f"{model} has sparse attention, which is computed on the CPU only: use --device cpu."
-        )
-    if sparse and group.size > 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {group.size}: {model} has sparse attention, which one rank computes."
         )
     if not all(call.is_latent for call in sparse):
         raise UnsupportedModelError(

@@ -199,7 +199,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba", "minimax", "recurrent_gemma"})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
 SPARSE = frozenset({"deepseek_v32", "glm_moe_dsa"})
-"""Those with attention to 8 chosen positions, which one rank computes."""
+"""Those with attention to 8 chosen positions."""
 ALIKE = frozenset(
     (
         "gemma1",

@@ -10,14 +10,13 @@ import torch
 from engine.attention import approximate, registry, sparse
 from engine.attention.kv_cache import LayerShape, VectorShape, bytes_per_block
 from engine.attention.metadata import IndexCall
-from engine.core.errors import ConfigError, UnsupportedModelError
+from engine.core.errors import UnsupportedModelError
 from engine.model import sparse_attention
 from engine.model.latent_attention import keep_latents
 from engine.model.paging_proof import prove_paging
 from engine.model.planning.estimate import estimate
 from engine.model.sparse_attention import check_sparse, replace_indexers
 from engine.runner.loaded_model import LoadedModel
-from engine.weights.rank_group import ALONE
 from tests.engine.tiny_architectures import tiny_config, tiny_model
 from tests.engine.tiny_models import load_tiny, make_checkpoint, tiny_engine
 
@@ -104,19 +103,13 @@ def test_what_chooses_in_another_way_is_refused() -> None:
         replace_indexers(tiny_model("hy_v4"))
 
 
-class TwoRanks:
-    size = 2
-
-
 def test_it_is_refused_where_it_cannot_be_computed() -> None:
     calls = [call_with_index(is_latent=True)]
-    check_sparse("it", calls, torch.device("cpu"), ALONE)
+    check_sparse("it", calls, torch.device("cpu"))
     with pytest.raises(UnsupportedModelError, match="on the CPU only"):
-        check_sparse("it", calls, torch.device("cuda"), ALONE)
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: it has sparse attention, which one rank computes"):
-        check_sparse("it", calls, torch.device("cpu"), TwoRanks())  # type: ignore[arg-type]
+        check_sparse("it", calls, torch.device("cuda"))
     with pytest.raises(UnsupportedModelError, match="needs latents in the KV cache"):
-        check_sparse("it", [call_with_index(is_latent=False)], torch.device("cpu"), ALONE)
+        check_sparse("it", [call_with_index(is_latent=False)], torch.device("cpu"))
 
 
 def call_with_index(is_latent: bool) -> Any:

@@ -12,7 +12,7 @@ from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.golden_tokens import MAX_TOKENS, generated, prompts
 from tests.engine.ranks.rank_answers import answers, check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
-from tests.engine.tiny_models import ARCHITECTURES, SPARSE, WIDE, ReferenceModel, make_checkpoint
+from tests.engine.tiny_models import ARCHITECTURES, WIDE, ReferenceModel, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
@@ -38,7 +38,7 @@ def test_ranks_change_no_bit(architecture: str, checkpoint: Callable[[str], Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in {*EVERY_WAY, *SPARSE}])
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in EVERY_WAY])
 def test_ranks_of_further_architectures_change_no_bit(architecture: str, checkpoint: Callable[[str], Path]) -> None:
     check_equal(checkpoint(architecture), (2, 3))
 
