@@ -164,9 +164,10 @@ def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: M
     replace_parts(module, calls, model.device, model.has_kernels)
     reports = [prepare_linears(part, model.has_kernels, config.quantization) for part in (module, join)]
     unmap_checkpoint(module)
+    move_layers((module,), text_config, model.device)
+    # Last: what several ranks have parts of they run together, and one of them may not have come so far.
     module.set_input_embeddings(model.module.get_input_embeddings())
     module.set_output_embeddings(model.module.get_output_embeddings())
-    move_layers((module,), text_config, model.device)
     size = size_of(module, text_config, calls, model.kv_dtype)
     size = msgspec.structs.replace(
         size,

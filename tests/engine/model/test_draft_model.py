@@ -2,17 +2,13 @@
 cannot draft is refused."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-import engine
 from engine.assembly import load_engine
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
@@ -22,11 +18,11 @@ from engine.runner.loaded_model import DraftModel, LoadedModel
 from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.model.always_drafting import answers, let_always_draft
+from tests.engine.model.small_models import EMBEDDED, save_small_model
 from tests.engine.tiny_models import tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-EMBEDDED = Path(engine.__file__).parent / "embedded_model"
 PROMPT = [(7 * at) % 190 for at in range(37)]
 
 
@@ -94,24 +90,6 @@ def test_a_twin_is_right_after_a_prefix_hit_and_after_preemption(tiny_model: Cal
     updates = run_to_end(runs)
     assert updates["b"][0].first is not None and updates["b"][0].first.num_cached_tokens > len(PROMPT)
     assert num_rejected(runs) == 0
-
-
-def save_small_model(directory: Path, **settings: Any) -> Path:
-    """Saves a small model of random weights with the embedded model's tokenizer."""
-    torch.manual_seed(1)
-    base = json.loads((EMBEDDED / "config.json").read_text())
-    narrow = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "head_dim": 32,
-    }
-    config = LlamaConfig(**{**base, **narrow, "num_key_value_heads": 1, **settings})
-    LlamaForCausalLM(config).save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EMBEDDED / name, directory)
-    return directory
 
 
 def config_with(draft: Path, **settings: Any) -> EngineConfig:

@@ -11,10 +11,10 @@ from engine.core.errors import AdapterError, InvalidParameterError
 from engine.engine import Engine
 from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end
+from tests.engine.ranks.rank_adapters import adapters_of
 from tests.engine.ranks.rank_answers import PARAMS, PROMPTS
 from tests.engine.ranks.rank_threads import engine_on_ranks
-from tests.engine.tiny_adapters import linear_layers, make_adapter
-from tests.engine.tiny_models import WIDE, load_reference, make_checkpoint
+from tests.engine.tiny_models import WIDE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
@@ -26,22 +26,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
 }
-NOT_ADAPTED = {"lm_head", "gate", "router", "kv_b_proj"}
 
 
 @pytest.fixture
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make_checkpoint(getattr(request, "param", "llama"), tmp_path)
-
-
-def adapters_of(path: Path, directory: Path | None = None) -> dict[str, Path]:
-    """Writes two adapters of all linear layers, of different ranks, into a directory or beside the model."""
-    reference = load_reference(path)
-    targets = sorted({name.rpartition(".")[2] for name in linear_layers(reference)} - NOT_ADAPTED)
-    return {
-        name: make_adapter((directory or path.parent) / name, reference, rank, 0.2, rank=rank, target_modules=targets)
-        for name, rank in (("a", 4), ("b", 9))
-    }
 
 
 def answers(engine: Engine, digests: Mapping[str, str]) -> dict[str, list[Any]]:

@@ -14,7 +14,7 @@ from tests.engine.fakes import add, run_to_end
 from tests.engine.model.always_drafting import let_always_draft
 from tests.engine.model.eagle_checkpoints import make_target, write_head
 from tests.engine.model.mtp_checkpoints import make_checkpoint_with_head, make_twin
-from tests.engine.model.test_draft_model import EMBEDDED, save_small_model
+from tests.engine.model.small_models import EMBEDDED, save_small_model
 from tests.engine.ranks.rank_answers import PROMPTS, check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
 

@@ -20,7 +20,7 @@ from engine.ranks.processes import RankProcesses
 from tests.engine.async_engines import Words, eventually, request
 from tests.engine.fakes import add, run_to_end
 from tests.engine.process.restarts import Watcher
-from tests.engine.ranks.test_rank_adapters import adapters_of
+from tests.engine.ranks.rank_adapters import adapters_of
 from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("ops", "two_threads")

@@ -9,7 +9,7 @@ from tests.crossed import crossed
 from tests.engine.fakes import add, run_to_end
 from tests.engine.ranks.rank_answers import check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
-from tests.engine.tiny_models import SPARSE, VOCAB_SIZE, WITH_STATES, make_checkpoint, slow_but
+from tests.engine.tiny_models import SPARSE, VOCAB_SIZE, WIDE, WITH_STATES, make_checkpoint, slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
@@ -69,4 +69,4 @@ def alone_layers(path: Path) -> Any:
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "int4"])
 def test_ranks_change_no_bit_of_rounded_kv(kv_cache_dtype: str, tmp_path: Path) -> None:
-    check_equal(make_checkpoint("llama", tmp_path), (2,), kv_cache_dtype=kv_cache_dtype)
+    check_equal(make_checkpoint(WIDE, tmp_path), (2,), kv_cache_dtype=kv_cache_dtype)
