@@ -49,16 +49,24 @@ inline void multiply_tile() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kColumns));
 }
 
+// sums += products of four signed bytes each
+template <int kSums, int kRows, int kColumns>
+inline void multiply_bytes() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kColumns));
+}
+
 inline void release_tiles() { asm volatile("tilerelease"); }
 
-// Configures the calling thread's tiles with rows of 64 bytes: 16 rows in the weight's tiles, `rows` in the others.
-inline void configure_tiles(int64_t rows) {
+// Configures the calling thread's tiles: 0 to 3 are sums, with `rows` rows of 64 bytes, 4 and 5 as many rows of
+// `row_bytes`, and 6 and 7 weights, a row of 64 bytes for four bytes of those.
+inline void configure_tiles(int64_t rows, int64_t row_bytes = 64) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {};
   } config;
-  for (int64_t tile = 0; tile < 8; ++tile) config.rows[tile] = tile < 6 ? rows : kTile;
+  for (int64_t tile = 0; tile < 8; ++tile) config.rows[tile] = tile < 6 ? rows : row_bytes / 4;
+  config.row_bytes[4] = config.row_bytes[5] = row_bytes;
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 

@@ -93,9 +93,9 @@ bool fits(const at::Tensor& packed, at::ScalarType dtype, int64_t n, int64_t k) 
 
 // Weights in blocks that are multiplied by rows of integers have a loop of their own.
 void multiply_bytes(Problems<float> problems) {
-  ProblemList<float> rounded, exact;
-  for (const auto& p : problems) (blocks::header_of(p.packed).is_for_integers ? rounded : exact).push_back(p);
-  if (!rounded.empty()) vector::multiply_rounded(rounded);
+  ProblemList<float> for_integers, exact;
+  for (const auto& p : problems) (blocks::header_of(p.packed).is_for_integers ? for_integers : exact).push_back(p);
+  if (!for_integers.empty()) rounded::multiply_all(for_integers);
   if (!exact.empty()) vector::multiply_blocks(exact);
 }
 

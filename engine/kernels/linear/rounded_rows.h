@@ -24,9 +24,10 @@ struct RowGroup {
 // Rounded rows, K padded with zeros to whole groups.
 struct RoundedRows {
   static constexpr int64_t kGroup = 32, kHalf = kGroup / 2;
+  static constexpr int64_t kTileRows = 16;  // of which the last ones may not be there
 
   int64_t groups;
-  int8_t* numbers;   // [rows][groups][kGroup]
+  int8_t* numbers;   // [rows][groups][kGroup], after which a tile may read more
   RowGroup* wholes;  // [rows][groups]
   RowGroup* halves;  // [rows][groups][2], for weights with groups of kHalf
 
@@ -58,7 +59,8 @@ inline RoundedRows round_rows(const float* x, int64_t rows, int64_t k) {
   static thread_local Scratch<int8_t> numbers;
   static thread_local Scratch<RowGroup> wholes, halves;
   const int64_t groups = divide_up(k, RoundedRows::kGroup), all = rows * groups;
-  const RoundedRows to{groups, numbers.get(all * RoundedRows::kGroup), wholes.get(all), halves.get(2 * all)};
+  const int64_t readable = (rows + RoundedRows::kTileRows - 1) * groups * RoundedRows::kGroup;
+  const RoundedRows to{groups, numbers.get(readable), wholes.get(all), halves.get(2 * all)};
   constexpr int64_t kGrain = 1 << 15;
   run_ranges(rows, divide_up(kGrain, k), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * groups; i < end * groups; ++i) {

@@ -23,7 +23,7 @@ struct TileWeight : Weight {
 
   template <int kSums, int kRows, int kColumns>
   static void multiply_tile() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kColumns));
+    amx::multiply_bytes<kSums, kRows, kColumns>();
   }
 
   struct Panel {

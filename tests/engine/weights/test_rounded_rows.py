@@ -23,7 +23,7 @@ from tests.engine.weights.stored_weights import GGUF_KINDS, MOST_COLUMNS, name_o
 
 pytestmark = pytest.mark.usefixtures("ops", "two_threads")
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 193, 400)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 33, 48, 193, 400)
 
 
 def packed(weight: Tensor) -> BlockWeight:
@@ -55,6 +55,12 @@ def assert_equal_products(weight: StoredTensor, rows: tuple[int, ...] = ROWS) ->
 def test_products_are_those_of_integers(kind: Type) -> None:
     for n, k in ((1, 256), (100, 512), (131, 2304)):
         assert_equal_products(weight_of(kind, n, k))
+
+
+@pytest.mark.parametrize("k", [32, 96, 288, 416, 608])
+def test_groups_need_not_come_in_fours(k: int) -> None:
+    for kind in (Type.Q8_0, Type.Q4_1, Type.Q5_0):
+        assert_equal_products(weight_of(kind, 70, k))
 
 
 @pytest.mark.parametrize("kind", GGUF_KINDS, ids=name_of)
