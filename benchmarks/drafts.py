@@ -1,8 +1,10 @@
 """How much faster answers are with drafts: of an MTP head, or of rounded weights (--draft-quantization int4).
 
 The same model runs with and without its draft model in turn, on the same prompts, and must generate the same tokens.
-Without --model it is the embedded model padded to 0.36 B parameters (benchmarks/padded_model.py): it takes the time of
-a large model, and accepts as many draft tokens as one that was trained.
+Its weights are loaded once, since of two copies one may lie in slower memory; what a head needs of hidden states is
+kept without drafts, too. Without --model it is the embedded model padded to 0.36 B parameters
+(benchmarks/padded_model.py): it takes the time of a large model, and accepts as many draft tokens as one that was
+trained.
 """
 
 import argparse
@@ -16,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -57,8 +60,14 @@ class NoPromptLookup:
 
 
 def load(
-    model: str, drafts: str, max_model_len: int, new_drafter: Callable[[], Drafter], quantization: str = "none"
-) -> Engine:
+    model: str,
+    drafts: str,
+    max_model_len: int,
+    new_drafters: tuple[Callable[[], Drafter], Callable[[], Drafter]],
+    quantization: str,
+) -> tuple[Engine, Engine]:
+    """Returns two engines over one model and one KV cache, of which one may run at a time: one without the draft model,
+    and one with it."""
     config = EngineConfig(
         model=model,
         mtp=drafts == "mtp",
@@ -68,7 +77,12 @@ def load(
         enable_prefix_caching=False,
     )
     runner, info = load_model_runner(config)
-    return assemble(config, info, runner, new_drafter=new_drafter)
+    without = msgspec.structs.replace(info, draft_size=None, draft_kv_bytes=0)
+    plain, drafting = (
+        assemble(config, each, runner, new_drafter=new_drafter)
+        for each, new_drafter in zip((without, info), new_drafters, strict=True)
+    )
+    return plain, drafting
 
 
 def prompts_of(token_ids: Sequence[int], count: int) -> list[list[int]]:
@@ -170,10 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
         length = PROMPT_TOKENS + options.max_tokens
         drafting = NoPromptLookup if options.drafts_only else PromptLookup
         plain = NoPromptLookup if options.against_none else drafting
-        engines = [
-            load(source, drafts, length, new_drafter, options.quantization)
-            for drafts, new_drafter in (("none", plain), (options.drafts, drafting))
-        ]
+        engines = load(source, options.drafts, length, (plain, drafting), options.quantization)
         text = (options.text or Path(inspect.getfile(argparse))).read_text(encoding="utf-8")
         token_ids = Tokenizer.from_pretrained(source).encode(text)
         for count in options.streams:
