@@ -61,6 +61,16 @@ class Conversation:
         return {"prompt": self.next_prompt(), **answer, **how}
 
 
+class StoredNames:
+    """The names of a store's files, each looked for when it is asked for: a store has tens of thousands."""
+
+    def __init__(self, root: Path) -> None:
+        self._folders = [path for path in root.iterdir() if path.is_dir()]
+
+    def __contains__(self, name: object) -> bool:
+        return any((folder / str(name)).is_file() for folder in self._folders)
+
+
 @dataclass
 class Store:
     """The files of a store, seen from outside."""
@@ -78,7 +88,7 @@ class Store:
         """Returns how many of a prompt's tokens, but for the last, a server could go on from by the files."""
         request = queued("", list(prompt), SamplingParams())
         hashes = PrefixCache(BLOCK_SIZE).hashes(request, (len(prompt) - 1) // BLOCK_SIZE)
-        return BLOCK_SIZE * self.model.num_stored_blocks(hashes, {path.name for path in self.files()})
+        return BLOCK_SIZE * self.model.num_stored_blocks(hashes, StoredNames(self.root))
 
     def damage(self, share: float, chance: random.Random) -> int:
         """Cuts files, flips bits in them and puts others in their place; returns how many."""

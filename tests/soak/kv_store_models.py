@@ -1,7 +1,7 @@
 """Small models of random weights whose KV is not kept block by block, and what the KV store must have of a prefix."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class ServedModel:
         (directory / "config.json").write_text(json.dumps({**SIZES, **self.config}))
         return [str(directory), "--load-format", "dummy", *self.flags]
 
-    def num_stored_blocks(self, hashes: Sequence[bytes], names: Collection[str]) -> int:
+    def num_stored_blocks(self, hashes: Sequence[bytes], names: Container[str]) -> int:
         """Returns behind how many of a text's first blocks, which have these hashes, a server could go on by the files
         of these names."""
         cache, tables = PrefixCache(BLOCK_SIZE, num_groups=self.groups.num_groups), BlockTables(BLOCK_SIZE, self.groups)
