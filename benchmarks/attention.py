@@ -41,6 +41,14 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
 
     @property
+    def blocks_per_seq(self) -> int:
+        return math.ceil(self.context_len / self.block_size)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_seqs * self.blocks_per_seq
+
+    @property
     def bytes_read(self) -> int:
         entry = 2 * self.kv_heads * self.head_size * torch.empty(0, dtype=self.dtype).element_size()
         return self.num_seqs * self.context_len * entry
@@ -52,25 +60,28 @@ class Case:
         return 4 * self.num_seqs * keys_seen * self.heads * self.head_size
 
 
+def metadata_of(case: Case) -> AttentionMetadata:
+    """Returns the metadata of the case's step, with the blocks of its sequences in random order."""
+    return AttentionMetadata(
+        block_tables=torch.randperm(case.num_blocks, dtype=torch.int32).view(case.num_seqs, case.blocks_per_seq),
+        cu_seqlens_q=torch.arange(case.num_seqs + 1, dtype=torch.int32) * case.num_queries,
+        context_lens=torch.full((case.num_seqs,), case.context_len, dtype=torch.int32),
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+        max_seqlen_q=case.num_queries,
+        max_context_len=case.context_len,
+    )
+
+
 class Step:
     """A case's tensors: queries, and the KV caches of several layers with their blocks in random order."""
 
     def __init__(self, case: Case) -> None:
-        blocks_per_seq = math.ceil(case.context_len / case.block_size)
-        num_blocks = case.num_seqs * blocks_per_seq
         num_layers = max(2, min(64, CACHE_BYTES // case.bytes_read))
-        size = (2, num_blocks, case.kv_heads, case.block_size, case.head_size)
+        size = (2, case.num_blocks, case.kv_heads, case.block_size, case.head_size)
         layers = [LayerCache(*torch.randn(size, dtype=case.dtype)) for _ in range(num_layers)]
         self.layers = itertools.cycle(layers)
         self.query = torch.randn(case.num_seqs * case.num_queries, case.heads, case.head_size, dtype=case.dtype)
-        self.metadata = AttentionMetadata(
-            block_tables=torch.randperm(num_blocks, dtype=torch.int32).view(case.num_seqs, blocks_per_seq),
-            cu_seqlens_q=torch.arange(case.num_seqs + 1, dtype=torch.int32) * case.num_queries,
-            context_lens=torch.full((case.num_seqs,), case.context_len, dtype=torch.int32),
-            slot_mapping=torch.empty(0, dtype=torch.int64),
-            max_seqlen_q=case.num_queries,
-            max_context_len=case.context_len,
-        )
+        self.metadata = metadata_of(case)
         self.scaling = case.head_size**-0.5
 
     def kernel(self) -> Tensor:

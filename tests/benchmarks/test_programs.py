@@ -24,6 +24,7 @@ LEAST = {
     "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1", "--drafts", "int4"),
     "experts": ("--seconds", "0.001", "--rows", "1", "40"),
     "grammar": ("--rows", "2", "--steps", "3"),
+    "kv_decode": ("4/2x64", "--sequences", "1", "--context", "40", "--rounds", "1"),
     "kv_formats": ("--windows", "1"),
     "kv_store": ("--model", str(EMBEDDED), "--tokens", "100", "--prompts", "1"),
     "linear": ("--seconds", "0.001"),
@@ -54,7 +55,7 @@ LONG = {
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in programs()])
 def test_each_program_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    if name in ("attention", "experts", "linear") and load_kernels() is None:
+    if name in ("attention", "experts", "kv_decode", "linear") and load_kernels() is None:
         pytest.skip("no CPU kernels")
     monkeypatch.setattr(grammar, "VOCAB_SIZES", (1000,))
     monkeypatch.setattr(linear, "SHAPES", ((64, 64),))
