@@ -17,6 +17,7 @@
 
 #if defined(__AMX_BF16__)
 
+#include "attention/quantized_amx.h"
 #include "base/amx_tiles.h"
 
 namespace twostep::attention {
@@ -35,7 +36,7 @@ class AmxTiles {
   static int64_t value_words(int64_t stride) { return kTileKeys / 2 * stride; }
 
   static void load_keys(const Stored* cache, int64_t row, int64_t head_size, const int64_t* entries, float* target) {
-    load_sixteen_keys<Words>(Format(), sixteen_rows(cache, row, entries), head_size, target);
+    pack_keys(Format(), sixteen_rows(cache, row, entries), head_size, target);
   }
 
   AmxTiles() = default;
@@ -138,13 +139,17 @@ class AmxTiles {
   template <int BITS>
   static void interleave(Quantized<BITS> format, const uint8_t* even, const uint8_t* odd, bool has_odd,
                          int64_t row_numbers, int64_t value_size, float* target) {
-    for (int64_t column = 0; column < value_size; column += kLanes) {
-      const auto values = [&](const uint8_t* row) {
-        const int64_t group = column / format.kGroup;
-        return load_levels(format, row, row_numbers, column) * broadcast(format.scale(row, row_numbers, group));
-      };
-      PairWords::store_numbers(target + column, 0, values(even), has_odd ? values(odd) : Vec{});
-    }
+    pack_two_values(format, even, odd, has_odd, row_numbers, value_size, target);
+  }
+
+  template <class T>
+  static void pack_keys(Plain<T> format, const SixteenRows<T>& keys, int64_t head_size, float* target) {
+    load_sixteen_keys<Words>(format, keys, head_size, target);
+  }
+
+  template <int BITS>
+  static void pack_keys(Quantized<BITS> format, const SixteenRows<uint8_t>& keys, int64_t head_size, float* target) {
+    pack_sixteen_keys(format, keys, head_size, kTileKeys, target);
   }
 
   void configure(int rows) {

@@ -88,20 +88,30 @@ inline Vec load_levels(Quantized<4>, const uint8_t* row, int64_t size, int64_t c
   });
 }
 
+// Sixteen rows: the scales of the group of this even number, and of the next one, if there is one.
+template <int BITS>
+TWOSTEP_INLINE inline void load_two_scales(Quantized<BITS>, const SixteenRows<uint8_t>& rows, int64_t size,
+                                           int64_t group, Vec (&scales)[2]) {
+  using Format = Quantized<BITS>;
+  const int64_t offset = Format::level_bytes(size) + group * Format::kScaleBytes;
+  const bool is_last = (group + 1) * Format::kGroup >= size;
+  alignas(64) uint32_t words[kLanes] = {};  // two scales each
+  for (int i = 0; i < kLanes; ++i)
+    is_last ? std::memcpy(&words[i], rows[i] + offset, 2) : std::memcpy(&words[i], rows[i] + offset, 4);
+  const Vec pairs = load(reinterpret_cast<const float*>(words));
+  scales[0] = each_part([&](int i) { return (PartF)((PartU)pairs.part[i] << 16); });
+  scales[1] = each_part([&](int i) { return (PartF)((PartU)pairs.part[i] & 0xffff0000u); });
+}
+
 // Sixteen rows: calls f(group, scales) for each group.
 template <int BITS, class F>
-TWOSTEP_INLINE inline void for_each_scale(Quantized<BITS>, const SixteenRows<uint8_t>& rows, int64_t size, F f) {
-  using Format = Quantized<BITS>;
-  const int64_t num_groups = divide_up(size, Format::kGroup);
-  for (int64_t group = 0; group < num_groups; group += 2) {  // two scales are a word
-    const bool is_last = group + 1 == num_groups;
-    const int64_t offset = Format::level_bytes(size) + group * Format::kScaleBytes;
-    alignas(64) uint32_t words[kLanes] = {};
-    for (int i = 0; i < kLanes; ++i)
-      is_last ? std::memcpy(&words[i], rows[i] + offset, 2) : std::memcpy(&words[i], rows[i] + offset, 4);
-    const Vec pairs = load(reinterpret_cast<const float*>(words));
-    f(group, each_part([&](int i) { return (PartF)((PartU)pairs.part[i] << 16); }));
-    if (!is_last) f(group + 1, each_part([&](int i) { return (PartF)((PartU)pairs.part[i] & 0xffff0000u); }));
+TWOSTEP_INLINE inline void for_each_scale(Quantized<BITS> format, const SixteenRows<uint8_t>& rows, int64_t size, F f) {
+  const int64_t num_groups = divide_up(size, format.kGroup);
+  for (int64_t group = 0; group < num_groups; group += 2) {
+    Vec scales[2];
+    load_two_scales(format, rows, size, group, scales);
+    f(group, scales[0]);
+    if (group + 1 < num_groups) f(group + 1, scales[1]);
   }
 }
 
@@ -131,34 +141,6 @@ TWOSTEP_INLINE inline void for_each_word(Quantized<BITS>, const SixteenRows<uint
         if (r < num) f(group + 4 * (first + r), v[r]);
     }
   }
-}
-
-// Sixteen keys with a number in each lane: calls f(number, a, b) for every two of their numbers, `number` even.
-template <int BITS, class F>
-TWOSTEP_INLINE inline void for_each_number(Quantized<BITS> format, const SixteenRows<uint8_t>& rows, int64_t size,
-                                           F f) {
-  typedef int32_t PartI __attribute__((vector_size(4 * kPartLanes)));
-  int64_t half = 0;
-  Vec scale{};
-  const auto begin = [&](int64_t group, int64_t count) {
-    alignas(64) float scales[kLanes];
-    for (int key = 0; key < kLanes; ++key) scales[key] = format.scale(rows[key], size, group / format.kGroup);
-    half = count / 2, scale = load(scales);
-  };
-  for_each_word(format, rows, size, begin, [&](int64_t number, Vec word) TWOSTEP_INLINE {
-    const auto level = [&](int shift) TWOSTEP_INLINE {  // of the bits that end at 32 - shift
-      return each_part([&](int i) {
-        const PartI top = (PartI)((PartU)word.part[i] << shift);
-        if constexpr (BITS == 8) return __builtin_convertvector(top >> 24, PartF);
-        return __builtin_convertvector((PartI)((PartU)top >> 28) - 8, PartF);
-      });
-    };
-    unroll<2>([&](auto i) TWOSTEP_INLINE {
-      const int shift = (BITS == 8 ? 24 : 28) - 16 * i;
-      f(number + 2 * i, level(shift) * scale, level(shift - 8) * scale);
-      if constexpr (BITS == 4) f(number + half + 2 * i, level(shift - 4) * scale, level(shift - 12) * scale);
-    });
-  });
 }
 
 // ---- Writing --------------------------------------------------------------------------------------------------------

@@ -69,13 +69,6 @@ struct PairWords {
                     [&](int64_t i, int64_t count) { store_upto(halves + i, count, load_upto(source + i, count)); });
   }
   static void store_keys(float* target, Vec words) { store(target, words); }
-  // Stores two numbers, of which the first has an even index, of sixteen keys of a tile.
-  static void store_numbers(float* keys, int64_t number, Vec even, Vec odd) {
-    store(keys + number / 2 * kTileKeys, each_part([&](int i) {
-            const PartU low = (PartU)rounded_to_bfloat16(even.part[i]), high = (PartU)rounded_to_bfloat16(odd.part[i]);
-            return (PartF)(low >> 16 | high);
-          }));
-  }
 #if defined(__AVX512BF16__)
   static Vec multiply_add(Vec sum, Vec keys, const float* query) {
     const __m512bh pair = (__m512bh)_mm512_set1_ps(*query);
@@ -120,14 +113,6 @@ inline void load_sixteen_keys(Plain<Element>, const SixteenRows<Element>& keys, 
       target += Words::kWordsPerStored * kTileKeys;
     }
   }
-}
-
-template <class Words, int BITS>
-inline void load_sixteen_keys(Quantized<BITS> format, const SixteenRows<uint8_t>& keys, int64_t head_size,
-                              float* target) {
-  for_each_number(format, keys, head_size, [&](int64_t number, Vec even, Vec odd) TWOSTEP_INLINE {
-    Words::store_numbers(target, number, even, odd);
-  });
 }
 
 // Calls f with the number of rows, 1 to kMaxRows, as a compile-time constant.

@@ -171,6 +171,19 @@ def test_bfloat16_is_rounded_once(backend: AttentionBackend, kv_dtype: torch.dty
         torch.testing.assert_close(alone(backend, sequence).float(), exact, atol=_tolerance(backend), rtol=2**-8 + 1e-5)
 
 
+@quantized
+@pytest.mark.parametrize("size", [32, 48, 64, 80, 128])
+def test_tiles_multiply_what_is_stored_rounded_to_bfloat16(size: int, kv_dtype: torch.dtype) -> None:
+    kernels = load_kernels()
+    if kernels is None or kernels.isa != "amx":
+        pytest.skip("no AMX")
+    sequence = make_sequence(Shape(size=size, value_size=size, kv_dtype=kv_dtype), 3, 131)
+    own = _as_stored(sequence)
+    query, keys, values = (x.bfloat16().float() for x in (own.query, own.keys, own.values))
+    expected = undo_transform(dense_attention(replace(own, query=query, keys=keys, values=values)))
+    torch.testing.assert_close(alone(kernel_backend(), sequence), expected, atol=2e-5, rtol=1e-5)
+
+
 def test_queries_may_have_more_bits_than_the_cache(backend: AttentionBackend) -> None:
     for sequence in sequences_for(backend, Shape(size=20, value_size=12, kv_dtype=BF16)):
         rounded = replace(sequence, keys=sequence.keys.bfloat16(), values=sequence.values.bfloat16())
