@@ -31,8 +31,8 @@ def renaming(request: ResponsesRequest, offered: OfferedTools) -> ErrorRenaming:
 
 
 def to_chat(request: ResponsesRequest, offered: OfferedTools) -> ChatRequest:
-    """Returns the chat request. Raises ValidationError, with the names of the chat API, and BadRequestError if a
-    built-in tool must be called."""
+    """Returns the chat request. Raises ValidationError, with the names of the chat API, and BadRequestError if the input
+    says nothing or a built-in tool must be called."""
     fields = given(
         messages=_messages(request),
         max_completion_tokens=request.max_output_tokens,
@@ -55,7 +55,10 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     instructions = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
     if isinstance(request.input, str):
         return [*instructions, {"role": "user", "content": request.input}]
-    return [*instructions, *messages_of(request.input)]
+    messages = [*instructions, *messages_of(request.input)]
+    if not messages:
+        raise BadRequestError("input: none of the items has text for the model.", "input")
+    return messages
 
 
 def _choice(request: ResponsesRequest, offered: OfferedTools) -> Any:

@@ -39,6 +39,9 @@ def call(name: str, arguments: str) -> str:
 )
 def test_items_without_text_are_left_out(agent: LiveServer, item: dict[str, Any]) -> None:
     assert turns(agent, item) == []
+    alone = agent.respond([item])
+    assert (alone.status_code, alone.json()["error"]["param"]) == (400, "input")
+    assert alone.json()["error"]["message"] == "input: none of the items has text for the model."
     said = {"role": "assistant", "content": "Well."}
     assert turns(agent, item, said, item, HI) == ["assistant]Well.", "user]Hi"]
 
