@@ -6,10 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
+
+from engine.host.file_lease import end_before_changes
 
 __all__ = ["MappedFile", "paging_bytes_per_s"]
 
@@ -19,13 +23,26 @@ _NUM_SPANS = 16
 _SPAN_BYTES = 1 << 20  # about an expert's matrix
 
 
+class _Mapping(mmap.mmap):
+    """Memory that, as long as it is in use, keeps its file open, if that is leased."""
+
+    file: BinaryIO
+
+
 class MappedFile:
     """The content of a file. What is written to it stays with this process."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError, or ValueError for an empty file."""
-        with path.open("rb") as file:
-            self._memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
+    def __init__(self, path: Path, is_leased: bool = False) -> None:
+        """The process ends before anybody changes a file that `is_leased`, while this or a tensor of it is in use.
+        Raises OSError, or ValueError for an empty file."""
+        with ExitStack() as stack:
+            file = stack.enter_context(path.open("rb"))
+            if is_leased:
+                end_before_changes(file, path)
+            self._memory = _Mapping(file.fileno(), 0, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
+            if is_leased:
+                self._memory.file = file
+                stack.pop_all()
 
     def bytes_of(self, start: int, end: int) -> bytes:
         return self._memory[start:end]

@@ -97,10 +97,10 @@ def _write_safetensors(file: BinaryIO, content: Mapping[str, Tensor], metadata: 
 
 
 def read_packed(path: Path, is_paged: bool = False) -> LoadedModel:
-    """Reads a model that `write_packed` wrote. One that is paged stays in its file. Raises OSError or
-    DamagedFileError."""
+    """Reads a model that `write_packed` wrote. One that is paged stays in its file: before anybody changes that, this
+    process ends. Raises OSError or DamagedFileError."""
     try:
-        mapped, digest = _mapped(path)
+        mapped, digest = _mapped(path, is_paged)
         content = {name: _aligned(each) if is_paged else _own_memory(each) for name, each in mapped.items()}
     except OSError:
         raise
@@ -124,9 +124,9 @@ def _model_of(content: Mapping[str, Tensor]) -> LoadedModel:
     return LoadedModel(module=cast(DecoderParts, facts.parts), draft=draft, **known)
 
 
-def _mapped(path: Path) -> tuple[dict[str, Tensor], str | None]:
+def _mapped(path: Path, is_leased: bool) -> tuple[dict[str, Tensor], str | None]:
     """Returns the tensors of a file, which lie in it, and the digest that it has of them."""
-    file = MappedFile(path)
+    file = MappedFile(path, is_leased)
     start = 8 + int.from_bytes(file.bytes_of(0, 8), "little")
     header = msgspec.json.decode(file.bytes_of(8, start))
     digest = header.pop("__metadata__", {}).get("digest")

@@ -8,6 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 _TAIL_BYTES = 4096
+_HINTS = {
+    signal.SIGKILL: "; out of memory?",
+    signal.SIGBUS: "; was a file that it reads cut short, or did a disk fail?",
+}
 
 
 class ChildProcess:
@@ -78,8 +82,7 @@ class ChildProcess:
             return "still running"
         if code >= 0:
             return f"exit code {code}"
-        hint = "; out of memory?" if code == -signal.SIGKILL else ""
-        return f"signal {-code}, {signal.strsignal(-code)}{hint}"
+        return f"signal {-code}, {signal.strsignal(-code)}{_HINTS.get(-code, '')}"
 
     @property
     def output_tail(self) -> str:

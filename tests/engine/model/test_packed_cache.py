@@ -278,6 +278,11 @@ def is_mapped(file: Path) -> bool:
     return str(file) in Path("/proc/self/maps").read_text()
 
 
+def is_leased(file: Path) -> bool:
+    locks = Path("/proc/locks").read_text().splitlines()
+    return any("LEASE" in lock and f":{file.stat().st_ino} " in lock for lock in locks)
+
+
 @pytest.mark.parametrize("name", ["qwen3_moe", "llama"])
 def test_a_model_that_is_larger_than_memory_stays_in_its_file_and_computes_the_same_bits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -286,10 +291,10 @@ def test_a_model_that_is_larger_than_memory_stays_in_its_file_and_computes_the_s
     expected = computed(load(model, cache, quantization="int4")[0])
     (file,) = cache.iterdir()
     kept, _ = load(model, cache, quantization="int4")
-    assert not is_mapped(file) and "paged" not in caplog.text
+    assert not is_mapped(file) and not is_leased(file) and "paged" not in caplog.text
     free_memory(monkeypatch, file.stat().st_size)
     paged, info = load(model, cache, quantization="int4")
-    assert is_kept(paged) and is_mapped(file)
+    assert is_kept(paged) and is_mapped(file) and is_leased(file)
     assert are_equal(computed(paged), expected) and are_equal(computed(kept), expected)
     assert f"they are paged from {cache} (disk at " in caplog.text and "tokens/s of one stream" in caplog.text
     assert info.weight_bytes == kept._model.weight_bytes
@@ -304,6 +309,18 @@ def test_a_damaged_file_is_not_paged(checkpoint: Path, tmp_path: Path, monkeypat
     file.write_bytes(content)
     monkeypatch.setattr(packed_cache, "are_too_large", lambda num_bytes, config: True)
     assert not was_found(checkpoint, cache)
+
+
+def test_a_file_that_somebody_writes_to_is_not_paged(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    load(checkpoint, cache)
+    (file,) = cache.iterdir()
+    monkeypatch.setattr(packed_cache, "are_too_large", lambda num_bytes, config: True)
+    with file.open("r+b"):
+        assert not was_found(checkpoint, cache)
+    assert f"{file} is not used: somebody is writing to it" in caplog.text
 
 
 def test_a_model_that_would_crawl_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

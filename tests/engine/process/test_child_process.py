@@ -31,10 +31,18 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_it_reports_how_it_ended() -> None:
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("exit 3", "exit code 3"),
+        ("kill -KILL $$", "signal 9, Killed; out of memory?"),
+        ("kill -BUS $$", "signal 7, Bus error; was a file that it reads cut short, or did a disk fail?"),
+    ],
+)
+def test_it_reports_how_it_ended(end: str, told: str) -> None:
     async def check() -> str:
-        child = await ChildProcess.start(["sh", "-c", "exit 3"], on_exit=lambda: None)
+        child = await ChildProcess.start(["sh", "-c", end], on_exit=lambda: None)
         await child.stop(5.0)
         return child.how_it_ended
 
-    assert asyncio.run(check()) == "exit code 3"
+    assert asyncio.run(check()) == told
