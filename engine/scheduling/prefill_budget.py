@@ -9,6 +9,8 @@ from engine.core.request import Request
 from engine.scheduling.cost.step_cost import NO_PREFILL, StepCosts, with_chunk
 
 _MIN_CHUNK = 16  # tokens: prefill makes progress whatever it costs, and no step is wasted on fewer
+_SHARED_PART = 1 / 16  # of the target gap: a step's time where other tenants may come meanwhile
+_NUM_LEAST_STEPS = 8  # but so many times the shortest step: then beginning steps takes an eighth of the time
 
 
 class PrefillBudget:
@@ -89,9 +91,13 @@ class PrefillPace:
         self._max_scored_tokens = max_scored_tokens
 
     def while_none_decodes(self, is_shared: bool = False) -> PrefillBudget:
-        """Returns the whole budget; where several tenants share the engine, what fits the target gap, since one that
-        asks for little may come meanwhile."""
-        return self._budget(self._target_gap_s if is_shared else inf, self._max_tokens)
+        """Returns the whole budget; where several tenants share the engine, a part of the target gap, since one that
+        asks for little may come meanwhile: as much as keeps steps from costing much more than their tokens."""
+        return self._budget(self._shared_s() if is_shared else inf, self._max_tokens)
+
+    def _shared_s(self) -> float:
+        least_s = self._costs.prefill_bound(with_chunk(NO_PREFILL, 0, _MIN_CHUNK, False))
+        return min(self._target_gap_s, max(_SHARED_PART * self._target_gap_s, _NUM_LEAST_STEPS * least_s))
 
     def within_a_gap(self, decoding: Sequence[Request]) -> PrefillBudget:
         """Returns the budget that a decode step of these requests leaves of the target gap, at least twice that step's

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,9 +178,18 @@ def test_while_none_decodes_time_is_no_limit() -> None:
     assert taken(pace(0.001).while_none_decodes(), [prompt(1500), prompt(700, 0, SCORED)]) == [1500, 548]
 
 
-def test_where_tenants_share_a_step_fits_the_target() -> None:
-    batch = Batch(Phase.PREFILL, (chunk(0, *taken(pace(0.2).while_none_decodes(is_shared=True), [prompt(9000)])),))
-    assert 0.88 * 0.2 <= duration(batch) <= 1.02 * 0.2
+@pytest.mark.parametrize(
+    ("target_s", "step_s"),
+    [
+        (0.2, 0.2),  # eight of the shortest steps would take longer
+        (2.0, 8 * (0.03 + 0.005 + 16 * 5e-4)),
+        (7.0, 7.0 / 16),
+    ],
+)
+def test_where_tenants_share_a_step_is_short_but_not_much_more_than_its_tokens(target_s: float, step_s: float) -> None:
+    budget = pace(target_s).while_none_decodes(is_shared=True)
+    batch = Batch(Phase.PREFILL, (chunk(0, *taken(budget, [prompt(2000)])),))
+    assert 0.88 * step_s <= duration(batch) <= 1.05 * step_s
 
 
 def test_what_nothing_is_known_of_begins_small_and_at_most_doubles() -> None:
