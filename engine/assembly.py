@@ -11,7 +11,7 @@ from engine.core.block_records import BlockRecords
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker
 from engine.core.draft import Drafter
-from engine.core.machine import Ceilings
+from engine.core.machine import Measure
 from engine.core.request import Request
 from engine.core.stored_blocks import StoredBlocks
 from engine.engine import Engine, Runner
@@ -101,7 +101,7 @@ def assemble(
     records: BlockRecords | None = None,
     on_close: Callable[[], None] = lambda: None,
     adapters: Adapters | None = None,
-    measure: Callable[[], Ceilings] | None = None,
+    measure: Measure | None = None,
 ) -> Engine:
     """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
     request's text; `on_close` ends what the runner needs; `measure` measures the machine's peaks again."""

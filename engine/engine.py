@@ -215,9 +215,9 @@ class Engine:
         stats = self._accounting.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
         return StepUpdate(ended_s, updates, stats, _computed(result.batch))
 
-    def rest(self) -> None:
-        """To be called once a second while there is nothing to do."""
-        self._accounting.rest()
+    def rest(self, is_wanted: Callable[[], bool]) -> None:
+        """To be called once a second while there is nothing to do. Returns soon when `is_wanted` returns True."""
+        self._accounting.rest(is_wanted)
 
     def close(self) -> None:
         """Closes the trace and the KV store, and ends the compilation of grammars and other ranks of the model."""

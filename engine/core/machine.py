@@ -1,6 +1,7 @@
 """A machine's measured peaks, and the work of a model's step in bytes and operations: the two sides of the roofline
 model, as plain values."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ class Ceilings(msgspec.Struct, frozen=True):
     @property
     def read_from(self) -> str:
         return "the processor's cache" if self.reads_cache else "memory"
+
+
+Measure = Callable[[Callable[[], bool]], Ceilings | None]
+"""Measures the machine's peaks; gives up, and returns None, soon after what it is given returns True."""
 
 
 class AttentionSize(msgspec.Struct, frozen=True):

@@ -27,6 +27,8 @@ _RUN_S = 0.005  # a matmul that takes so long is large enough
 _BUDGET_S = 0.1  # of each measurement, after a first run
 _DOUBTFUL_RATIO = 1.5  # of two measurements of the same
 
+_PIECE_ELEMENTS = 1 << 23  # of memory that is written at a time before it is read
+
 Matmul = Callable[[], Tensor]
 
 
@@ -57,18 +59,45 @@ def measure_ceilings(
     return ceilings
 
 
-def measure_again(before: Ceilings, dtype: torch.dtype, weight_bytes: int) -> Ceilings:
-    """Measures the same as `before` on the CPU, beside a loaded model: with less memory, and none if it is short."""
+def measure_again(
+    before: Ceilings, dtype: torch.dtype, weight_bytes: int, is_wanted: Callable[[], bool]
+) -> Ceilings | None:
+    """Measures the same as `before` on the CPU, beside a loaded model: with less memory, and none if it is short. Gives
+    up, and returns None, within some milliseconds once the process `is_wanted` for something else."""
+    try:
+        return _measured_again(before, dtype, weight_bytes, is_wanted)
+    except _WantedError:
+        return None
+
+
+class _WantedError(Exception):
+    """A measurement is given up."""
+
+
+def _unless(is_wanted: Callable[[], bool], run: Matmul) -> Matmul:
+    """Returns what runs the same, or raises _WantedError instead."""
+
+    def run_unless_wanted() -> Tensor:
+        if is_wanted():
+            raise _WantedError
+        return run()
+
+    return run_unless_wanted
+
+
+def _measured_again(before: Ceilings, dtype: torch.dtype, weight_bytes: int, is_wanted: Callable[[], bool]) -> Ceilings:
     cpu = torch.device("cpu")
     own, name = str(dtype).removeprefix("torch."), before.dtype
     if name in (own, "float32"):
-        flops_per_s = _flops_per_s(cpu, functools.partial(_plain_matmul, cpu, getattr(torch, name)))
+        matmul_of = functools.partial(_plain_matmul, cpu, getattr(torch, name))
     else:
-        flops_per_s = _flops_per_s(cpu, functools.partial(_quantized_matmul, dtype, name))
+        matmul_of = functools.partial(_quantized_matmul, dtype, name)
+    flops_per_s = _flops_per_s(cpu, lambda size: _unless(is_wanted, matmul_of(size)))
     num_bytes = min(_read_bytes(weight_bytes), max(_MIN_AGAIN_BYTES, _NUM_CACHES * largest_cache_bytes()))
     if num_bytes > _MEMORY_SHARE * available_bytes(cpu):
         return msgspec.structs.replace(before, flops_per_s=flops_per_s)
-    read_bytes_per_s = _read_speed(_reading(cpu, num_bytes), cpu)
+    memory = _reading(cpu, num_bytes, is_wanted)
+    read_bytes_per_s = memory.nbytes / _best_seconds(_unless(is_wanted, memory.sum), cpu, _BUDGET_S / 2)
     return msgspec.structs.replace(
         before, flops_per_s=flops_per_s, read_bytes_per_s=read_bytes_per_s, is_in_doubt=False
     )
@@ -82,10 +111,13 @@ def matmul_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and not has_native_bf16() else dtype
 
 
-def _reading(device: torch.device, weight_bytes: int) -> Tensor:
+def _reading(device: torch.device, weight_bytes: int, is_wanted: Callable[[], bool] = lambda: False) -> Tensor:
     """Returns memory to read, as large as the weights, if these are not much larger than caches."""
     num_elements = _read_bytes(weight_bytes) // torch.float32.itemsize
-    return empty_in_huge_pages((num_elements,), torch.float32, device).fill_(1)  # packed weights use such pages, too
+    memory = empty_in_huge_pages((num_elements,), torch.float32, device)  # packed weights use such pages, too
+    for piece in memory.split(_PIECE_ELEMENTS):
+        _unless(is_wanted, functools.partial(piece.fill_, 1))()
+    return memory
 
 
 def _read_speed(memory: Tensor, device: torch.device) -> float:

@@ -66,6 +66,8 @@ class Link(Protocol):
 
     def receive(self, timeout_s: float) -> list[ToEngine]: ...
 
+    def has_arrived(self) -> bool: ...
+
     def send(self, message: FromEngine) -> None: ...
 
 
@@ -99,7 +101,7 @@ class SteppingEngine(Protocol):
 
     def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate: ...
 
-    def rest(self) -> None: ...
+    def rest(self, is_wanted: Callable[[], bool]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -191,7 +193,7 @@ def _serve(engine: SteppingEngine, link: Link, marker: Marker) -> None:
                 return
             _handle(message, engine, link, marker)
         if not messages and not engine.has_work:
-            engine.rest()
+            engine.rest(link.has_arrived)
         link.send(engine.step(report_scheduled) if engine.has_work else Heartbeat(time.monotonic()))
 
 

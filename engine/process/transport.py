@@ -148,6 +148,10 @@ class EngineLink:
             raise ServerGoneError
         return messages
 
+    def has_arrived(self) -> bool:
+        """Whether `receive` would find something, if only that the server is gone."""
+        return bool(self._arrival.poll(0))
+
     def _read(self) -> int | None:
         """Returns how many bytes there were: 0 from a server that is gone, None if nothing has arrived."""
         try:

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from engine.core.config import EngineConfig, EngineInfo
-from engine.core.machine import Ceilings
+from engine.core.machine import Measure
 from engine.model.machine_ceilings import measure_again
 from engine.model.setup import load_model_runner
 from engine.ranks.processes import RankProcesses
@@ -31,9 +31,9 @@ def load_on_ranks(
         raise ranks.reason_of(error) from error
 
 
-def measurement_of(info: EngineInfo, num_ranks: int) -> Callable[[], Ceilings]:
+def measurement_of(info: EngineInfo, num_ranks: int) -> Measure:
     """Returns what measures the machine's peaks again, beside the loaded model. On a GPU, which runs nothing else, and
     where other ranks would have to measure at the same time, they stay as they are."""
     if info.device != "cpu" or num_ranks > 1:
-        return lambda: info.ceilings
+        return lambda _: info.ceilings
     return partial(measure_again, info.ceilings, getattr(torch, info.dtype), info.weight_bytes)

@@ -31,8 +31,8 @@ def renaming(request: ResponsesRequest, offered: OfferedTools) -> ErrorRenaming:
 
 
 def to_chat(request: ResponsesRequest, offered: OfferedTools) -> ChatRequest:
-    """Returns the chat request. Raises ValidationError, with the names of the chat API, and BadRequestError if the input
-    says nothing or a built-in tool must be called."""
+    """Returns the chat request. Raises ValidationError, with the names of the chat API, and BadRequestError if the
+    input says nothing or a built-in tool must be called."""
     fields = given(
         messages=_messages(request),
         max_completion_tokens=request.max_output_tokens,

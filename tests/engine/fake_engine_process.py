@@ -165,7 +165,7 @@ class FakeEngine:
         if any(self._requests[name].asked.prompt_token_ids[-1] == LONG for name in new):
             time.sleep(0.5)
 
-    def rest(self) -> None:
+    def rest(self, is_wanted: Callable[[], bool]) -> None:
         pass
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,21 +197,23 @@ def test_aborting_the_unknown_is_reported_and_makes_no_other_work() -> None:
     assert engine.step().stats.phase is None and not engine.has_work
 
 
-def test_an_engine_that_rests_measures_the_machine_again_now_and_then() -> None:
+def test_an_engine_that_rests_and_is_not_wanted_measures_the_machine_again_now_and_then() -> None:
     slow = msgspec.structs.replace(fake_info(64, 4), ceilings=Ceilings(read_bytes_per_s=1e-3, flops_per_s=1e15))
     num_measured = 0
 
-    def measure() -> Ceilings:
+    def measure(is_wanted: Callable[[], bool]) -> Ceilings | None:
         nonlocal num_measured
+        if is_wanted():
+            return None
         num_measured += 1
         return Ceilings(read_bytes_per_s=1e15, flops_per_s=1.0)
 
     engine = assemble(EngineConfig(model="fake", block_size=4), slow, FakeRunner(4), measure=measure)
     told = []
     for _ in range(2000):
-        engine.rest()
+        engine.rest(lambda: len(told) in (99, 100))
         told.append(num_measured)
-    assert [told.index(num) + 1 for num in (1, 2, 3)] == [10, 100, 1000] and told[-1] == 3
+    assert [told.index(num) + 1 for num in (1, 2, 3)] == [10, 102, 1000] and told[-1] == 3
     add(engine, "a")
     assert engine.step().stats.ceilings == Ceilings(1e15, 1e15)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.core.batch import Batch
-from engine.core.machine import Ceilings, StepFloor
+from engine.core.machine import Measure, StepFloor
 from engine.core.stats import KVStoreStats, SchedulerStats, StepStats
 from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
@@ -38,15 +38,14 @@ class StepCounts(NamedTuple):
 class StepAccounting:
     """Learns from each step what steps cost, and reports it; has no clock of its own."""
 
-    def __init__(
-        self, costs: StepCosts, roofline: Roofline, tracer: Tracer, measure: Callable[[], Ceilings] | None = None
-    ) -> None:
+    def __init__(self, costs: StepCosts, roofline: Roofline, tracer: Tracer, measure: Measure | None = None) -> None:
         """`costs` are those that the scheduling policy plans with; `measure` measures the machine's peaks again."""
         self._costs = costs
         self._roofline = roofline
         self._tracer = tracer
-        self._measure = measure or (lambda: roofline.ceilings)
+        self._measure = measure or (lambda _: roofline.ceilings)
         self._num_rests = 0
+        self._is_measurement_due = False
 
     def predict(self, batch: Batch) -> float | None:
         """Returns the expected `model_s` of the batch's step; None before the first step of its phase."""
@@ -98,11 +97,14 @@ class StepAccounting:
         floor = self._roofline.floor_of(batch, experts_read)
         return floor._replace(seconds=min(floor.seconds, times.model_s + times.drafting_s))
 
-    def rest(self) -> None:
-        """Measures the machine's peaks again after a while without work: the machine may be quieter than it was."""
+    def rest(self, is_wanted: Callable[[], bool]) -> None:
+        """Measures the machine's peaks again after a while without work: the machine may be quieter than it was. One
+        that is given up, because the process `is_wanted`, is made in the next rest."""
         self._num_rests += 1
-        if self._num_rests in _RESTS:
-            self._roofline.measured_again(self._measure())
+        self._is_measurement_due |= self._num_rests in _RESTS
+        if self._is_measurement_due and (measured := self._measure(is_wanted)) is not None:
+            self._roofline.measured_again(measured)
+            self._is_measurement_due = False
 
     def close(self) -> None:
         """Closes the trace."""

@@ -62,15 +62,30 @@ def test_beside_a_model_the_same_is_measured_with_less_memory_or_none(
     products: list[Any] = []
     monkeypatch.setattr(machine_ceilings, "largest_cache_bytes", lambda: 64 << 20)
     monkeypatch.setattr(machine_ceilings, "available_bytes", lambda _: available)
-    monkeypatch.setattr(machine_ceilings, "_reading", lambda _, num: read.append(num))
-    monkeypatch.setattr(machine_ceilings, "_read_speed", lambda *_: 7.0)
-    monkeypatch.setattr(machine_ceilings, "_flops_per_s", lambda _, matmul_of: products.append(matmul_of) or 8.0)
-    found = measure_again(Ceilings(1.0, 2.0, name, is_in_doubt=True), torch.bfloat16, 1 << 31)
+    monkeypatch.setattr(machine_ceilings, "_reading", lambda _, num, __: read.append(num) or torch.empty(7))
+    monkeypatch.setattr(machine_ceilings, "_best_seconds", lambda *_: 4.0)
+    monkeypatch.setattr(machine_ceilings, "_unless", lambda _, run: run)
+    monkeypatch.setattr(machine_ceilings, "_plain_matmul", lambda *arguments: arguments)
+    monkeypatch.setattr(machine_ceilings, "_quantized_matmul", lambda *arguments: arguments)
+    monkeypatch.setattr(machine_ceilings, "_flops_per_s", lambda _, matmul_of: products.append(matmul_of(8)) or 8.0)
+    found = measure_again(Ceilings(1.0, 2.0, name, is_in_doubt=True), torch.bfloat16, 1 << 31, lambda: False)
     assert found == Ceilings(read_speed, 8.0, name, is_in_doubt=num_read is None)
     assert read == ([] if num_read is None else [num_read])
-    (product,) = products
-    assert product.func is (machine_ceilings._quantized_matmul if is_quantized else machine_ceilings._plain_matmul)
-    assert product.args[-1] == (name if is_quantized else getattr(torch, name))
+    assert products == [(torch.bfloat16, name, 8) if is_quantized else (CPU, getattr(torch, name), 8)]
+
+
+def test_a_measurement_ends_at_any_moment_at_which_the_process_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_ceilings, "_BUDGET_S", 0.0)
+    monkeypatch.setattr(machine_ceilings, "largest_cache_bytes", lambda: 0)
+    monkeypatch.setattr(machine_ceilings, "_seconds", lambda run, _: run() is None or 1.0)
+    ended = []
+    before = Ceilings(1e30, 1e30)
+    for num_moments in range(20):
+        moments = iter([False] * num_moments + [True])
+        ended.append(measure_again(before, torch.float32, 1 << 26, moments.__next__))
+        assert next(moments, None) is None or ended[-1] is not None  # nothing ran behind the moment
+    assert ended[0] is None and ended[-1] is not None
+    assert sum(each is None for each in ended) >= 8  # three matrix products, two pieces written, two reads
 
 
 def test_a_model_reads_as_much_as_it_has() -> None:

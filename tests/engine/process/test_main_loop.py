@@ -1,5 +1,6 @@
 """The engine process's main loop, run in this process over a scripted link."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -49,6 +50,9 @@ class ScriptedLink:
         if messages is None:
             raise ServerGoneError
         return messages
+
+    def has_arrived(self) -> bool:
+        return False
 
     def send(self, message: FromEngine) -> None:
         self.sent.append(message)
@@ -114,7 +118,8 @@ def test_an_engine_rests_where_there_was_nothing_for_a_second() -> None:
     rests = []
 
     class Resting(fake.FakeEngine):
-        def rest(self) -> None:
+        def rest(self, is_wanted: Callable[[], bool]) -> None:
+            assert not is_wanted()
             rests.append(len(link.waits))
 
     def load(config: EngineConfig, marker: Marker, _: int) -> Resting:

@@ -54,6 +54,20 @@ def test_a_message_may_be_larger_than_what_the_kernel_holds() -> None:
     on_both_loops(check)
 
 
+def test_an_engine_sees_that_something_has_arrived_and_leaves_it() -> None:
+    async def check() -> None:
+        with linked(pytest.fail) as (server, engine):
+            assert not engine.has_arrived()
+            server.send(AbortRequests(["x"]))
+            assert engine.has_arrived() and engine.has_arrived()
+            assert engine.receive(0.0) == [AbortRequests(["x"])]
+            assert not engine.has_arrived()
+            server.close()
+            assert engine.has_arrived()
+
+    on_both_loops(check)
+
+
 def test_what_the_engine_sent_before_its_end_is_received_after_it() -> None:
     async def check() -> None:
         seen: list[FromEngine] = []
