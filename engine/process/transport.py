@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("!QQ")  # a message's number on this connection, and its length
 _READ_BYTES = 2**14
+_READS_A_TURN = 16  # of the event loop, whose other callbacks wait meanwhile
 
 
 class ServerGoneError(Exception):
@@ -53,7 +54,7 @@ class ServerLink:
         self._socket, self.engine_end = socket.socketpair()
         """The socket for the engine process. That must be the only one to keep it: close it here."""
         self._socket.setblocking(False)
-        self._loop.add_reader(self._socket.fileno(), self.receive)
+        self._loop.add_reader(self._socket.fileno(), self._receive_in_turn)
 
     def send(self, message: ToEngine) -> None:
         """Queue a message. Never blocks: the queue has no limit but what admission control sets."""
@@ -76,19 +77,30 @@ class ServerLink:
 
     def receive(self) -> None:
         """Pass on every message that has arrived."""
-        num_read = _READ_BYTES
-        while num_read == _READ_BYTES and not self._is_closed:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except BlockingIOError:
+        while self._read() == _READ_BYTES:
+            pass
+
+    def _receive_in_turn(self) -> None:
+        """Passes on what has arrived, and of much the beginning: the loop calls this again in its next turn."""
+        for _ in range(_READS_A_TURN):
+            if self._read() != _READ_BYTES:
                 return
-            except OSError:
-                data = b""
-            if not data:  # the engine has ended, which its ChildProcess reports
-                self._loop.remove_reader(self._socket.fileno())
-            num_read = len(data)
-            self._frames.feed(data)
-            self._pass_on()
+
+    def _read(self) -> int:
+        """Passes on the messages that end among the next bytes. Returns how many bytes there were."""
+        if self._is_closed:
+            return 0
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if not data:  # the engine has ended, which its ChildProcess reports
+            self._loop.remove_reader(self._socket.fileno())
+        self._frames.feed(data)
+        self._pass_on()
+        return len(data)
 
     def _pass_on(self) -> None:
         while not self._is_closed:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from engine.core.messages import AbortRequests, EngineFailure, FromEngine, Heartbeat, Shutdown, ToEngine
+from engine.process import transport
 from engine.process.transport import _READ_BYTES, EngineLink, ServerGoneError, ServerLink
 from tests.engine.process.links import engine_link, framed, linked, on_both_loops
 
@@ -50,6 +51,22 @@ def test_a_message_may_be_larger_than_what_the_kernel_holds() -> None:
             while len(got) < 2:
                 got += await asyncio.to_thread(engine.receive, 10.0)
             assert got == [AbortRequests(["x" * 10**7]), Shutdown()]
+
+    on_both_loops(check)
+
+
+def test_others_have_their_turns_while_a_long_message_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_READ_BYTES", 64)
+
+    async def check() -> None:
+        seen: list[FromEngine] = []
+        num_turns = 0
+        with linked(seen.append) as (_, engine):
+            engine.send(EngineFailure("a", "b", "c" * 50_000))
+            while not seen:
+                await asyncio.sleep(0)
+                num_turns += 1
+        assert num_turns > 50_000 / 64 / transport._READS_A_TURN
 
     on_both_loops(check)
 
