@@ -26,7 +26,11 @@ _SPAN_BYTES = 1 << 20  # about an expert's matrix
 class _Mapping(mmap.mmap):
     """Memory that, as long as it is in use, keeps its file open, if that is leased."""
 
-    file: BinaryIO
+    file: BinaryIO | None = None
+
+    def __del__(self) -> None:
+        if self.file is not None:
+            self.file.close()
 
 
 class MappedFile:

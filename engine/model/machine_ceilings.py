@@ -115,8 +115,8 @@ def _reading(device: torch.device, weight_bytes: int, is_wanted: Callable[[], bo
     """Returns memory to read, as large as the weights, if these are not much larger than caches."""
     num_elements = _read_bytes(weight_bytes) // torch.float32.itemsize
     memory = empty_in_huge_pages((num_elements,), torch.float32, device)  # packed weights use such pages, too
-    for piece in memory.split(_PIECE_ELEMENTS):
-        _unless(is_wanted, functools.partial(piece.fill_, 1))()
+    for start in range(0, num_elements, _PIECE_ELEMENTS):
+        _unless(is_wanted, functools.partial(memory[start : start + _PIECE_ELEMENTS].fill_, 1))()
     return memory
 
 
