@@ -36,8 +36,8 @@ def end_before_changes(file: BinaryIO, path: Path) -> None:
         before = signal.signal(signal.SIGIO, end)
         try:
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        except BlockingIOError as error:
+        except BlockingIOError:
             signal.signal(signal.SIGIO, before)
-            raise BlockingIOError(error.errno, "somebody is writing to it") from None
+            raise BlockingIOError("somebody is writing to it") from None
         except OSError:
             signal.signal(signal.SIGIO, before)
