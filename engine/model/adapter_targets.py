@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.kv_source import head_counts
-from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MixtureParts, MlpParts
+from engine.model.decoder_parts import AttentionParts, LatentParts, LayerParts, LinearParts, MixtureParts, MlpParts
 from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, interleaved
 from engine.model.fused_recurrent import FusedDeltaNet
 from engine.model.kernel_forward import KernelForward
@@ -97,13 +97,24 @@ def _linears_of(layer: LayerParts) -> Iterator[_Linear]:
     """Yields each linear layer of the kernels, in the order of `KernelForward.linears`, with the names and output
     features of the layers that it is made of. A single name stands for a layer of the checkpoint that has them all."""
     attention, feed_forward = layer.attention, layer.after.feed_forward
-    names = [f"self_attn.{each}" for each in attention.names]
-    yield names, _head_columns(attention), attention.query_key_value, concatenated
+    yield from _linears_of_latents(attention) if isinstance(attention, LatentParts) else _linears_of_heads(attention)
     yield _whole(layer.after.output, "self_attn.o_proj")
     yield from _linears_of_mlp(feed_forward, "mlp") if isinstance(feed_forward, MlpParts) else _beside(feed_forward)
     if (end := layer.after.end) is not None and end.gate is not None and end.projection is not None:
         yield _whole(end.gate, "per_layer_input_gate")
         yield _whole(end.projection, "per_layer_projection")
+
+
+def _linears_of_heads(attention: AttentionParts) -> Iterator[_Linear]:
+    names = [f"self_attn.{each}" for each in attention.names]
+    yield names, _head_columns(attention), attention.query_key_value, concatenated
+
+
+def _linears_of_latents(attention: LatentParts) -> Iterator[_Linear]:
+    if attention.query_down is not None:
+        yield _whole(attention.query_down, "self_attn.q_a_proj")
+    yield _whole(attention.query, "self_attn.q_proj" if attention.query_down is None else "self_attn.q_b_proj")
+    yield _whole(attention.latent, "self_attn.kv_a_proj_with_mqa")
 
 
 def _linears_of_mlp(mlp: MlpParts, path: str) -> Iterator[_Linear]:

@@ -14,7 +14,7 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.kv_source import Values
 from engine.attention.metadata import AttentionParams
 from engine.weights.gathered_weight import GatheredWeight
-from engine.weights.kernel_experts import ExpertParts
+from engine.weights.kernel_experts import ExpertParts, ExpertStack
 from engine.weights.packed_weight import KernelWeight, PackedWeight
 from engine.weights.partition import Cut
 from engine.weights.quantized_weight import KernelQuantizedWeight
@@ -25,6 +25,7 @@ __all__ = [
     "AttentionParts",
     "DecoderParts",
     "EndParts",
+    "LatentParts",
     "LayerInputsParts",
     "LayerParts",
     "LinearParts",
@@ -101,7 +102,7 @@ def linear_parts(weight: PackedWeight, bias: Tensor | None) -> LinearParts:
     return LinearParts(weight.packed, bias, num_out, num_in, weight.dtype, weight.bits, row_bits)
 
 
-class AttentionParts(msgspec.Struct, frozen=True, eq=False):
+class AttentionParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     """The attention of one layer, and what comes before it."""
 
     norm: NormParts | None
@@ -127,11 +128,49 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False):
     heads_of_all: tuple[int, int] = (0, 0)
     """Numbers of heads of queries and of keys on all ranks together."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.query_key_value.dtype
+
     def bound(self) -> Any:
         """Returns what runs before attention."""
         norms = map(_bound, (self.norm, self.query_norm, self.key_norm, self.value_norm))
         heads = self.query_key_value.bound(), self.num_heads, self.num_kv_heads
         return torch.classes.twostep.BeforeAttention(*norms, *heads, self.values, self.in_pairs, self.norms_last)
+
+
+class LatentParts(msgspec.Struct, frozen=True, eq=False, tag=True):
+    """The attention of one layer over latents, and what comes before it."""
+
+    norm: NormParts | None
+    query_down: LinearParts | None
+    """What makes of rows what queries are projected of, if not of the rows themselves."""
+    query_norm: NormParts | None
+    """Norm of that."""
+    query: LinearParts
+    latent: LinearParts
+    """The matrix of a token's latent and of what all heads rotate."""
+    latent_norm: NormParts
+    keys: ExpertStack
+    """What multiplies the queries of each head."""
+    values: ExpertStack
+    """What multiplies the sums of latents of each head."""
+    layer: int
+    """Index among the attention layers."""
+    params: AttentionParams
+    rotated: Literal["halves", "pairs", "pairs apart"]
+    """Which columns are rotated together: those of two halves, or neighbours, which may lie in two halves then."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.latent.dtype
+
+    def bound(self) -> Any:
+        """Returns what runs before attention, and finishes what is attended to."""
+        down = None if self.query_down is None else self.query_down.bound()
+        queries = down, _bound(self.query_norm), self.query.bound()
+        latents = self.latent.bound(), self.latent_norm.bound(), self.keys.bound(), self.values.bound()
+        return torch.classes.twostep.LatentAttention(_bound(self.norm), *queries, *latents, self.rotated)
 
 
 class MlpParts(msgspec.Struct, frozen=True, eq=False, tag=True):
@@ -268,7 +307,7 @@ class AfterParts(msgspec.Struct, frozen=True, eq=False):
 class LayerParts(msgspec.Struct, frozen=True, eq=False):
     """One layer: attention, and what comes after it."""
 
-    attention: AttentionParts
+    attention: AttentionParts | LatentParts
     after: AfterParts
     rotation: int = 0
     """Which of the decoder's rotary embeddings the layer takes."""
@@ -278,9 +317,10 @@ class LayerParts(msgspec.Struct, frozen=True, eq=False):
     def bound(self, cache: KVCache) -> Any:
         """Returns the layer, which attends over its part of the cache."""
         before, after = self.attention.bound(), self.after.bound()
+        choice = (before, None) if isinstance(self.attention, AttentionParts) else (None, before)
         part, group = cache.of_layer(self.attention.layer), cache.group_of(self.attention.layer)
         params = self.attention.params
-        return torch.classes.twostep.Layer(before, after, *part, group, *params, self.rotation, self.source)
+        return torch.classes.twostep.Layer(*choice, after, *part, group, *params, self.rotation, self.source)
 
 
 class RotaryParts(msgspec.Struct, frozen=True, eq=False):
@@ -293,13 +333,15 @@ class RotaryParts(msgspec.Struct, frozen=True, eq=False):
     """Whether these are rounded to the type of the rows."""
     is_wide: bool = False
     """Whether rows are multiplied by them in float32, and rounded once."""
+    is_polar: bool = False
+    """Whether they are the parts of complex numbers, whose last bits differ."""
     query_scales: Tensor | None = None  # [N], float32
     """What queries are multiplied by: each number those of `scale_interval` positions."""
     scale_interval: int = 1
 
     def bound(self) -> Any:
-        scales = self.query_scales, self.scale_interval
-        return torch.classes.twostep.Rotation(self.inv_freq, self.scaling, self.is_rounded, self.is_wide, *scales)
+        form, scales = (self.is_rounded, self.is_wide, self.is_polar), (self.query_scales, self.scale_interval)
+        return torch.classes.twostep.Rotation(self.inv_freq, self.scaling, *form, *scales)
 
 
 class LayerInputsParts(msgspec.Struct, frozen=True, eq=False):
@@ -338,6 +380,8 @@ class DecoderParts(msgspec.Struct, frozen=True, eq=False):
     logits_divisor: float | None = None
     """What logits are divided by."""
     layer_inputs: LayerInputsParts | None = None
+    hidden_divisor: float | None = None
+    """What the head's input is divided by."""
 
     def bound(self, cache: KVCache) -> Any:
         """Returns what computes the last hidden states."""

@@ -47,6 +47,8 @@ FAMILIES = (
     "cohere",
     "cohere2",
     "cwm",
+    "deepseek_v2",
+    "deepseek_v3",
     "dots1",
     "ernie4_5",
     "ernie4_5_moe",
@@ -61,6 +63,7 @@ FAMILIES = (
     "glm",
     "glm4",
     "glm4_moe",
+    "glm4_moe_lite",
     "gpt_oss",
     "granite",
     "granitemoe",
@@ -74,6 +77,7 @@ FAMILIES = (
     "jais2",
     "llama",
     "mellum",
+    "minicpm3",
     "minimax_m2",
     "ministral",
     "ministral3",
@@ -94,6 +98,7 @@ FAMILIES = (
     "solar_open",
     "starcoder2",
     "vaultgemma",
+    "youtu",
 )
 """Model types that run in the kernels as a whole, all but models with parts of their own: see docs/models.md."""
 
@@ -174,6 +179,7 @@ def _is_rotary_known(rotary: Any) -> bool:
         code_fingerprint.is_half_rotary_embedding,
         code_fingerprint.is_pair_rotary_embedding,
         code_fingerprint.is_rotary_embedding_by_type,
+        code_fingerprint.is_complex_rotary_embedding,
     )
     return any(is_of_kind(rotary) for is_of_kind in kinds)
 
@@ -197,6 +203,7 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
         logits_factor,
         logits_divisor,
         layer_inputs_parts(decoder) if has_layer_inputs(decoder) else None,
+        causal_lm.hidden_divisor(module),
     )
 
 
@@ -223,7 +230,7 @@ def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:
     by_type = code_fingerprint.is_rotary_embedding_by_type(rotary)
     prefixes = [f"{each}_" for each in decoder.config.layer_types[:num_layers]] if by_type else [""] * num_layers
     kinds = [*zip(prefixes, (layer.rotation for layer in decoder.layers), strict=True)]
-    known, dtype = [*dict.fromkeys(kinds)], decoder.layers[0].parts.attention.query_key_value.dtype
+    known, dtype = [*dict.fromkeys(kinds)], decoder.layers[0].parts.attention.dtype
     return tuple(_rotary_parts(rotary, dtype, *each) for each in known), [known.index(each) for each in kinds]
 
 
@@ -233,7 +240,8 @@ def _rotary_parts(rotary: Any, dtype: torch.dtype, prefix: str, rotation: Rotati
     is_rounded = not code_fingerprint.stays_wide(rotary)
     queries = () if rotation.scaling is None else (rotation.scaling.numbers(dtype), rotation.scaling.interval)
     frequencies = inv_freq if rotation.is_applied else inv_freq[:0]
-    return RotaryParts(frequencies, scaling, is_rounded, rotation.is_wide, *queries)
+    is_polar = code_fingerprint.is_complex_rotary_embedding(rotary)
+    return RotaryParts(frequencies, scaling, is_rounded, rotation.is_wide, is_polar, *queries)
 
 
 def _rows_of(embedding: Any) -> Tensor:

@@ -154,10 +154,11 @@ class Rotation(NamedTuple):
     """Whether heads are normed after they are rotated, if they are."""
     scaling: QueryScaling | None = None
 
-    def tables_of(self, tables: tuple[Tensor, Tensor] | None, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def tables_of(self, tables: tuple[Tensor, Tensor] | Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines [1, T, rotated columns] in two equal halves, of what the rotary embedding gives for
-        these rows [1, T, H]."""
-        cos, sin = (self._table_of(each) for each in tables or (rows, rows))
+        these rows [1, T, H]: of both, or of complex numbers."""
+        given = (tables.real, tables.imag) if isinstance(tables, Tensor) else tables or (rows, rows)
+        cos, sin = (self._table_of(each) for each in given)
         return cos, sin
 
     def _table_of(self, table: Tensor) -> Tensor:

@@ -50,6 +50,7 @@ class KernelForward:
             inputs.adapters,
         )
         kept_hidden = hidden.index_select(0, rows) if wants_last and rows is not None else hidden
+        kept_hidden = kept_hidden if (divisor := self.parts.hidden_divisor) is None else kept_hidden / divisor
         return ForwardOutput(self._head(kept_hidden), kept_hidden, hidden if wants_last else of_layers)
 
     def settle(self, num_kept: Sequence[int]) -> None:

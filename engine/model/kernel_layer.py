@@ -10,12 +10,13 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from engine.attention.kv_source import KVSource, LentKV
-from engine.attention.registry import attend
+from engine.attention.kv_source import OWN_KV, KVSource, LentKV
+from engine.attention.registry import AttentionCall, attend
 from engine.model.decoder_parts import (
     AfterParts,
     AttentionParts,
     EndParts,
+    LatentParts,
     LayerParts,
     MixtureParts,
     MlpParts,
@@ -30,6 +31,7 @@ from engine.model.fused_modules import (
 )
 from engine.model.fused_recurrent import FusedRecurrent
 from engine.model.known.beside import are_known_beside, mixture_beside_parts, weights_beside
+from engine.model.known.latent import is_known_latent_attention, latent_parts, latent_rotation
 from engine.model.known.linears import is_known_linear, is_known_mlp, mlp_parts, parts_of_linear, weights_of_mlp
 from engine.model.known.mixture import is_known_mixture, mixture_parts, weights_of_all_rows
 from engine.model.known.norms import norm_parts
@@ -37,7 +39,7 @@ from engine.weights.adapters import are_rows_adapted
 from engine.weights.module_replacement import replace_modules
 from engine.weights.packed_weight import PackedWeight
 
-__all__ = ["KernelDecoderLayer", "KernelRecurrentLayer", "move_layers_to_kernels"]
+__all__ = ["KernelDecoderLayer", "KernelLatentLayer", "KernelRecurrentLayer", "move_layers_to_kernels"]
 
 
 def move_layers_to_kernels(model: nn.Module) -> None:
@@ -50,12 +52,14 @@ class KernelDecoderLayer(nn.Module):
 
     def __init__(self, layer: FusedDecoderLayer) -> None:
         super().__init__()
-        self.layer, self.parts = layer, _parts_of(layer)
+        attention: Any = layer.self_attn
+        self.layer = layer
+        self.parts = LayerParts(self._attention_parts(layer), _after_parts(layer, attention.o_proj))
         # Called as operators with an object, torch throws and catches two exceptions.
-        self._run_before, self._run_after = self.parts.attention.bound().run, self.parts.after.bound().run
-        attention = cast(FusedAttention, layer.self_attn)
-        self._call, self._query_scales_of = attention.call, attention.query_scales_of
-        self._exchanged = attention.kv.exchanged
+        self._attention = self.parts.attention.bound()
+        self._run_before, self._run_after = self._attention.run, self.parts.after.bound().run
+        self._call = self._call_of(attention)
+        self._exchanged = self.kv.exchanged
 
     @property
     def index(self) -> int:
@@ -95,18 +99,62 @@ class KernelDecoderLayer(nn.Module):
         self,
         hidden_states: Tensor,  # [1, T, H]
         layer_input: Tensor | None = None,  # [1, T, N]
-        position_embeddings: tuple[Tensor, Tensor] | None = None,  # [1, T, columns] each
+        position_embeddings: tuple[Tensor, Tensor] | Tensor | None = None,  # [1, T, columns] each
         position_ids: Tensor | None = None,  # [1, T]
         shared_kv_states: LentKV | None = None,
         **_: Any,
     ) -> Tensor:
         if are_rows_adapted():
-            told = {"position_embeddings": position_embeddings, "position_ids": position_ids}
+            told = {"position_embeddings": position_embeddings, "position_ids": position_ids, "attention_mask": None}
             return cast(Tensor, self.layer(hidden_states, layer_input, **told, shared_kv_states=shared_kv_states))
         tables = *self.rotation.tables_of(position_embeddings, hidden_states), self._query_scales_of(position_ids)
         query, key, value = self._run_before(hidden_states, *tables)
         attended = attend(self._call.with_tensors(query, *self._exchanged(key, value, shared_kv_states)))
-        return cast(Tensor, self._run_after(hidden_states, attended, layer_input))
+        return cast(Tensor, self._run_after(hidden_states, self._finished(attended), layer_input))
+
+    def _attention_parts(self, layer: FusedDecoderLayer) -> AttentionParts | LatentParts:
+        return _attention_parts(layer)
+
+    def _call_of(self, attention: Any) -> AttentionCall:
+        return cast(AttentionCall, attention.call)
+
+    def _query_scales_of(self, position_ids: Tensor | None) -> Tensor | None:
+        return cast(FusedAttention, self.layer.self_attn).query_scales_of(position_ids)
+
+    def _finished(self, attended: Tensor) -> Tensor:
+        """Returns what the output projection multiplies."""
+        return attended
+
+
+class KernelLatentLayer(KernelDecoderLayer):
+    """Replaces a `FusedDecoderLayer` whose attention, the model's own code, is over latents."""
+
+    @property
+    def kv(self) -> KVSource:
+        return OWN_KV
+
+    @property
+    def rotation(self) -> Rotation:
+        return latent_rotation(self.layer.self_attn)
+
+    @property
+    def weights_after_attention(self) -> list[PackedWeight]:
+        heads: Any = cast(Any, self.layer.self_attn).kv_b_proj
+        return [*super().weights_after_attention, *heads.value_weights]
+
+    def _attention_parts(self, layer: FusedDecoderLayer) -> LatentParts:
+        return latent_parts(layer.self_attn, _optional_norm_parts(layer.norms.attention))
+
+    def _call_of(self, attention: Any) -> AttentionCall:
+        """Returns a call without tensors: what all its calls have in common."""
+        none, parts = torch.empty(0), self.parts.attention
+        return AttentionCall(none, none, none, parts.layer, parts.params, False, True, is_latent=True)
+
+    def _query_scales_of(self, position_ids: Tensor | None) -> None:
+        return None
+
+    def _finished(self, attended: Tensor) -> Tensor:
+        return cast(Tensor, self._attention.finish(attended))
 
 
 class KernelRecurrentLayer(nn.Module):
@@ -134,6 +182,8 @@ def _kernel_layer(module: nn.Module) -> nn.Module | None:
         return None
     if _is_recurrence_known(module):
         return KernelRecurrentLayer(module)
+    if is_known_latent_attention(module.mixer):
+        return KernelLatentLayer(module)
     return KernelDecoderLayer(module) if _is_attention_known(module.mixer) else None
 
 
@@ -157,9 +207,9 @@ def _is_attention_known(attention: nn.Module) -> bool:
     return is_known_linear(attention.qkv_proj) and is_known_linear(attention.o_proj)
 
 
-def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
+def _attention_parts(layer: FusedDecoderLayer) -> AttentionParts:
     attention = cast(FusedAttention, layer.self_attn)
-    attention_parts = AttentionParts(
+    return AttentionParts(
         _optional_norm_parts(layer.norms.attention),
         _optional_norm_parts(attention.q_norm),
         _optional_norm_parts(attention.k_norm),
@@ -175,7 +225,6 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         attention.kv.values,
         attention.heads_of_all,
     )
-    return LayerParts(attention_parts, _after_parts(layer, attention.o_proj))
 
 
 def _after_parts(layer: FusedDecoderLayer, output: nn.Module) -> AfterParts:

@@ -41,6 +41,17 @@ class LatentHeads(nn.Module):
         return [weight for stack in self._packed or () for weight in stack.weights]
 
     @property
+    def value_weights(self) -> list[PackedWeight]:
+        """Those of them that multiply sums of latents."""
+        return [*self._packed[1].weights] if self._packed else []
+
+    @property
+    def stacks(self) -> tuple[ExpertStack, ExpertStack] | None:
+        """The matrices for queries and those for sums of latents, where the kernels have them."""
+        keys, values = (each.stack for each in self._packed) if self._packed else (None, None)
+        return None if keys is None or values is None else (keys, values)
+
+    @property
     def nbytes(self) -> int:
         return sum(weight.nbytes for weight in self.weights)
 
@@ -76,10 +87,11 @@ class _HeadWeights:
     def __init__(self, weights: Tensor, pack: Pack) -> None:  # [H, N, K]
         contiguous = (weight.clone(memory_format=torch.contiguous_format) for weight in weights)
         self.weights: Sequence[PackedWeight] = [*map(pack, contiguous)]  # off the mapped checkpoint file
-        self._kernel: Any = None
+        self.stack: ExpertStack | None = None
         if all(isinstance(weight, KernelWeight) for weight in self.weights):
             packed = tuple(cast(KernelWeight, weight).packed for weight in self.weights)
-            self._kernel = ExpertStack(packed, None, weights.shape[1], bits=0).bound()
+            self.stack = ExpertStack(packed, None, weights.shape[1], bits=0)
+        self._kernel: Any = None if self.stack is None else self.stack.bound()
 
     def multiply(self, x: Tensor) -> Tensor:  # [H, T, K] -> [H, T, N]
         if self._kernel is not None:

@@ -13,6 +13,15 @@ _GRANITE_MOE: dict[str, Any] = {
     **{"residual_multiplier": 0.7, "logits_scaling": 3.0},
 }
 
+_LATENTS: dict[str, Any] = {
+    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+    "num_key_value_heads": 4,
+}
+_GROUPS: dict[str, Any] = {
+    **{"n_routed_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    **{"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+}
+
 # name -> (config class, its own settings)
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("GraniteMoeConfig", _GRANITE_MOE),
@@ -44,6 +53,27 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoConfig", {}),
     "apertus": ("ApertusConfig", {}),
     "helium": ("HeliumConfig", {"head_dim": 8}),
+    "youtu": ("YoutuConfig", _LATENTS),
+    "deepseek_halves": (
+        "DeepseekV3Config",
+        {
+            **{**_LATENTS, **_GROUPS, "first_k_dense_replace": 1},
+            **{"q_lora_rank": None, "rope_interleave": False, "attention_bias": True},
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        {**_LATENTS, **_GROUPS, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {
+            **{**_LATENTS, "qk_rope_head_dim": 32, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3},
+            **{"moe_intermediate_size": 24, "first_k_dense_replace": 1, "topk_method": "greedy"},
+            **{"routed_scaling_factor": 1.5, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+        },
+    ),
+    "minicpm3": ("MiniCPM3Config", {**_LATENTS, "scale_emb": 3.0, "scale_depth": 1.2, "dim_model_base": 16}),
     "vaultgemma": ("VaultGemmaConfig", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 12}),
 }
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {

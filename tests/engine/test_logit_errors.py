@@ -84,6 +84,11 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "apertus": (0.013, 0.027, 0.25),
     "helium": (0.013, 0.025, 0.3),
     "vaultgemma": (0.0075, 0.015, 0.12),
+    "youtu": (0.011, 0.021, 0.22),
+    "deepseek_halves": (0.022, 0.059, 0.23),
+    "glm4_moe_lite": (0.032, 0.065, 0.29),
+    "minicpm3": (0.0087, 0.013, 0.11),
+    "deepseek_v2": (0.031, 0.044, 0.23),
     "deepseek_v32": (0.29, 0.35, 0.72),  # rounded index keys choose other positions
     "glm_moe_dsa": (0.2, 0.27, 0.56),
     "wide": (0.013, 0.033, 0.28),

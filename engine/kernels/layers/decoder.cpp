@@ -17,6 +17,7 @@
 #include "base/rows.h"
 #include "layers/decoder_layer.h"
 #include "layers/embedding.h"
+#include "layers/latent_attention.h"
 #include "layers/modules.h"
 #include "layers/rotary.h"
 
@@ -24,14 +25,19 @@ namespace twostep {
 namespace {
 
 // x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
-std::tuple<at::Tensor, OptionalTensor, OptionalTensor> before_attention(const Ref<BeforeAttention>& layer,
-                                                                        const at::Tensor& x, const at::Tensor& cos,
-                                                                        const at::Tensor& sin,
+template <class Kind>
+std::tuple<at::Tensor, OptionalTensor, OptionalTensor> before_attention(const Ref<Kind>& layer, const at::Tensor& x,
+                                                                        const at::Tensor& cos, const at::Tensor& sin,
                                                                         const OptionalTensor& query_scales) {
   Workspace work;
   const Heads heads = layer->project(layer->normed(x[0]), {cos, sin, query_scales}, work, {});
   if (!heads.key.defined()) return {heads.query, std::nullopt, std::nullopt};
   return {heads.query, heads.key, heads.value};
+}
+
+// attended [T, num_heads, size of a latent] -> [T, num_heads * size of a value]
+at::Tensor finish_latents(const Ref<LatentAttention>& layer, const at::Tensor& attended) {
+  return layer->finished(attended.flatten(1), {});
 }
 
 // x [1, T, H], attended [T, num_heads, head_size], layer_input [1, T, N] -> the layer's output [1, T, H]
@@ -58,7 +64,7 @@ struct NormedLinear : torch::CustomClassHolder {
 // A layer with the parameters of its attention, its part of the KV cache, whose group of layers has block tables of its
 // own, and the number of its rotation.
 struct Layer : torch::CustomClassHolder {
-  Ref<BeforeAttention> before;
+  Ref<Attention> before;
   Ref<AfterAttention> after;
   at::Tensor keys, values;
   size_t group;
@@ -69,7 +75,7 @@ struct Layer : torch::CustomClassHolder {
   size_t rotation;
   std::optional<int64_t> source;  // number of the layer whose keys and values it takes
 
-  Layer(Ref<BeforeAttention> before, Ref<AfterAttention> after, at::Tensor keys, at::Tensor values, int64_t group,
+  Layer(Ref<Attention> before, Ref<AfterAttention> after, at::Tensor keys, at::Tensor values, int64_t group,
         double scaling, std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks,
         int64_t rotation, std::optional<int64_t> source)
       : before(std::move(before)), after(std::move(after)), keys(std::move(keys)), values(std::move(values)),
@@ -77,24 +83,36 @@ struct Layer : torch::CustomClassHolder {
         sinks(std::move(sinks)), rotation(static_cast<size_t>(rotation)), source(source) {}
 };
 
+// A layer's attention makes keys and values of all heads, or latents: one of both.
+Ref<Layer> layer_of(std::optional<Ref<BeforeAttention>> heads, std::optional<Ref<LatentAttention>> latents,
+                    Ref<AfterAttention> after, at::Tensor keys, at::Tensor values, int64_t group, double scaling,
+                    std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks,
+                    int64_t rotation, std::optional<int64_t> source) {
+  TORCH_CHECK(heads.has_value() != latents.has_value(), "a layer has attention of one kind");
+  const Ref<Attention> before = heads ? Ref<Attention>(*heads) : Ref<Attention>(*latents);
+  return c10::make_intrusive<Layer>(before, std::move(after), std::move(keys), std::move(values), group, scaling,
+                                    sliding_window, softcap, std::move(sinks), rotation, source);
+}
+
 // The angles of a rotary embedding: frequencies [up to half a head], and a factor of the tables.
 struct Rotation : torch::CustomClassHolder {
   at::Tensor frequencies;
   double scaling;
   bool is_rounded;  // whether tables are rounded to the rows' dtype
   bool is_wide;     // whether they are in float32 then
+  bool is_polar;    // whether they are parts of complex numbers, whose last bits differ
   OptionalTensor query_scales;
   int64_t interval;  // of positions whose queries have one scale
 
-  Rotation(at::Tensor frequencies, double scaling, bool is_rounded, bool is_wide, OptionalTensor query_scales,
-           int64_t interval)
+  Rotation(at::Tensor frequencies, double scaling, bool is_rounded, bool is_wide, bool is_polar,
+           OptionalTensor query_scales, int64_t interval)
       : frequencies(std::move(frequencies)), scaling(scaling), is_rounded(is_rounded), is_wide(is_wide),
-        query_scales(std::move(query_scales)), interval(interval) {}
+        is_polar(is_polar), query_scales(std::move(query_scales)), interval(interval) {}
 
   Rotations of(at::ScalarType dtype) const {
     const auto scales = query_scales ? std::optional(QueryScales{*query_scales, interval}) : std::nullopt;
     return Rotations(frequencies, scaling, is_rounded ? std::optional(dtype) : std::nullopt,
-                     is_wide ? at::kFloat : dtype, scales);
+                     is_wide ? at::kFloat : dtype, is_polar, scales);
   }
 };
 
@@ -116,7 +134,7 @@ struct Decoder : torch::CustomClassHolder {
     for (size_t i = 0; i < this->layers.size(); ++i) {
       const Layer& layer = *this->layers[i];
       TORCH_CHECK(layer.rotation < rotations.size(), "a layer takes one of ", rotations.size(), " rotations");
-      const bool takes_others = layer.before->values == Values::kOfAnotherLayer;
+      const bool takes_others = layer.before->takes_keys_of_others();
       TORCH_CHECK(layer.source.has_value() == takes_others && layer.source.value_or(-1) < static_cast<int64_t>(i),
                   "a layer has keys of its own, or those of one before it");
       if (layer.source) lends[*layer.source] = true;
@@ -124,12 +142,12 @@ struct Decoder : torch::CustomClassHolder {
     }
   }
 
-  // The linear layers to which adapters may add, in order: each layer's query, key and value, its attention's output,
-  // and those of its feed-forward part and its end; then that of the layers' own inputs.
+  // The linear layers to which adapters may add, in order: each layer's before it attends, its attention's output, and
+  // those of its feed-forward part and its end; then that of the layers' own inputs.
   std::vector<Ref<Linear>> linears() const {
     std::vector<Ref<Linear>> all;
     for (const auto& layer : layers) {
-      all.push_back(layer->before->qkv);
+      for (const auto& each : layer->before->linears()) all.push_back(each);
       all.push_back(layer->after->attention_out);
       for (const auto& each : layer->after->feed_forward->linears()) all.push_back(each);
       for (const auto& each : layer->after->linears_of_end()) all.push_back(each);
@@ -234,7 +252,7 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
         paged_attention(query, layer.keys, layer.values, sequences.block_tables.at(layer.group),
                         sequences.cu_seqlens_q, sequences.context_lens, layer.scaling, layer.sliding_window,
                         layer.softcap, layer.sinks, work.attended);
-    const auto [residual, added] = (*layer.after)(x, attended, work, rows);
+    const auto [residual, added] = (*layer.after)(x, layer.before->finished(attended, work), work, rows);
     const OptionalNorm next = decoder->norm_before(i + 1);
     const Buffer& to = is_last ? returned : work.normed;
     if (layer.after->end) {
@@ -262,7 +280,12 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<BeforeAttention>("BeforeAttention")
       .def(torch::init<OptionalNorm, OptionalNorm, OptionalNorm, OptionalNorm, Ref<Linear>, int64_t, int64_t,
                        std::string, bool, bool>())
-      .def("run", &before_attention);
+      .def("run", &before_attention<BeforeAttention>);
+  library.class_<LatentAttention>("LatentAttention")
+      .def(torch::init<OptionalNorm, std::optional<Ref<Linear>>, OptionalNorm, Ref<Linear>, Ref<Linear>, Ref<Norm>,
+                       Ref<moe::Stack>, Ref<moe::Stack>, std::string>())
+      .def("run", &before_attention<LatentAttention>)
+      .def("finish", &finish_latents);
   library.class_<NormedLinear>("NormedLinear")
       .def(torch::init<Ref<Norm>, Ref<Linear>>())
       .def("run", &NormedLinear::run);
@@ -279,10 +302,9 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<AfterAttention>("AfterAttention")
       .def(torch::init(&after_attention_of))
       .def("run", &after_attention);
-  library.class_<Layer>("Layer").def(
-      torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, int64_t, double,
-                  std::optional<int64_t>, std::optional<double>, OptionalTensor, int64_t, std::optional<int64_t>>());
-  library.class_<Rotation>("Rotation").def(torch::init<at::Tensor, double, bool, bool, OptionalTensor, int64_t>());
+  library.class_<Layer>("Layer").def(torch::init(&layer_of));
+  library.class_<Rotation>("Rotation").def(
+      torch::init<at::Tensor, double, bool, bool, bool, OptionalTensor, int64_t>());
   library.class_<LayerInputs>("LayerInputs")
       .def(torch::init<at::Tensor, std::optional<double>, Ref<Linear>, double, Ref<Norm>, double>());
   library.class_<Decoder>("Decoder")

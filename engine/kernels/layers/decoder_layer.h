@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/operators.h"
+#include "layers/attention.h"
 #include "layers/feed_forward.h"
 #include "layers/layer_end.h"
 #include "layers/modules.h"
@@ -30,8 +31,8 @@ inline Values values_named(const std::string& name) {
   return Values::kOfAnotherLayer;
 }
 
-struct BeforeAttention : torch::CustomClassHolder {
-  OptionalNorm input_norm, query_norm, key_norm, value_norm;
+struct BeforeAttention : Attention {
+  OptionalNorm query_norm, key_norm, value_norm;
   Ref<Linear> qkv;  // of queries alone, or of queries and keys, where there is nothing else to project
   int64_t num_heads, num_kv_heads;
   Values values;
@@ -41,15 +42,16 @@ struct BeforeAttention : torch::CustomClassHolder {
   BeforeAttention(OptionalNorm input_norm, OptionalNorm query_norm, OptionalNorm key_norm, OptionalNorm value_norm,
                   Ref<Linear> qkv, int64_t num_heads, int64_t num_kv_heads, const std::string& values, bool in_pairs,
                   bool norms_last)
-      : input_norm(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
+      : Attention(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
         value_norm(std::move(value_norm)), qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads),
         values(values_named(values)), in_pairs(in_pairs), norms_last(norms_last) {}
 
-  at::Tensor normed(const at::Tensor& x) const { return input_norm ? (**input_norm)(x) : x; }
+  bool takes_keys_of_others() const override { return values == Values::kOfAnotherLayer; }
 
-  // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated; the latter
-  // are none if they are another layer's
-  Heads project(const at::Tensor& normed, const Angles& angles, Workspace& work, const AdapterRows& rows) const {
+  std::vector<Ref<Linear>> linears() const override { return {qkv}; }
+
+  Heads project(const at::Tensor& normed, const Angles& angles, Workspace& work,
+                const AdapterRows& rows) const override {
     at::Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
     if (values == Values::kOfKeys) return with_values_of_keys(all, angles);
     const int64_t kv_heads = values == Values::kProjected ? num_kv_heads : 0;

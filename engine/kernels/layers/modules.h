@@ -118,6 +118,7 @@ struct Heads {
 class Workspace {
  public:
   Buffer qkv, attended, residual, normed, gated, added;
+  Buffer query_down, latents, plain, query, key, absorbed, sums, expanded, values;  // of latent attention
 
   // Views of `qkv`, which are kept as long as it is.
   const Heads& heads_of(const at::Tensor& rows, int64_t num_heads, int64_t num_kv_heads) {

@@ -34,11 +34,12 @@ struct QueryScales {
 // the kernels' own. On two cores a step of 8 requests took a sixth longer. Not thread-safe.
 class Rotations {
  public:
-  // Tables are rounded to `dtype`, if one is given, and have the dtype `to`.
+  // Tables are rounded to `dtype`, if one is given, and have the dtype `to`; those that are polar are the parts of
+  // complex numbers, as torch computes these.
   Rotations(at::Tensor frequencies, double scaling, std::optional<at::ScalarType> dtype, at::ScalarType to,
-            std::optional<QueryScales> query_scales)
+            bool is_polar, std::optional<QueryScales> query_scales)
       : frequencies_(std::move(frequencies)), scaling_(scaling), dtype_(dtype.value_or(at::kFloat)), to_(to),
-        query_scales_(std::move(query_scales)) {}
+        is_polar_(is_polar), query_scales_(std::move(query_scales)) {}
 
   // positions [T] -> cos and sin as LlamaRotaryEmbedding of transformers computes them
   Angles of(const at::Tensor& positions) {
@@ -56,17 +57,20 @@ class Rotations {
   void extend(int64_t end) {
     const at::Tensor positions = at::arange(known_, end, frequencies_.options()).unsqueeze(-1);
     const at::Tensor angles = positions * frequencies_, both = at::cat({angles, angles}, -1);
+    const at::Tensor turned = is_polar_ ? at::view_as_real(at::polar(at::ones_like(both), both)) : at::Tensor();
     const auto append = [&](at::Tensor& table, const at::Tensor& x) {
       const at::Tensor scaled = (x * scaling_).to(dtype_).to(to_);
       table = known_ > 0 ? at::cat({table, scaled}) : scaled;
     };
-    append(cos_, both.cos()), append(sin_, both.sin());
+    append(cos_, is_polar_ ? turned.select(-1, 0) : both.cos());
+    append(sin_, is_polar_ ? turned.select(-1, 1) : both.sin());
     known_ = end;
   }
 
   at::Tensor frequencies_, cos_, sin_;  // the latter [known, head_size]
   double scaling_;
   at::ScalarType dtype_, to_;
+  bool is_polar_;
   std::optional<QueryScales> query_scales_;
   int64_t known_ = 0;
 };

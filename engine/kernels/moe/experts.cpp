@@ -157,13 +157,14 @@ at::Tensor Stack::multiply(const at::Tensor& rows, const Order& order, int64_t f
   return multiply(rows, shares, out_features, Activation::kNone, out);
 }
 
-at::Tensor Stack::multiply_each(const at::Tensor& rows) const {
+at::Tensor Stack::multiply_each(const at::Tensor& rows, const Buffer& out) const {
   const int64_t count = weights.size();
   TORCH_CHECK(rows.dim() == 3 && rows.size(0) == count && bits == 0 && biases.empty(),
               "rows [E, T, K] are of all weights, which are dense");
   c10::SmallVector<Share, 16> shares;
   for (const at::Tensor& weight : weights) shares.push_back({&weight, at::Tensor(), rows.size(1)});
-  const at::Tensor products = grouped_linear(rows.reshape({-1, rows.size(2)}), shares, out_features);
+  const at::Tensor products =
+      grouped_linear(rows.reshape({-1, rows.size(2)}), shares, out_features, Activation::kNone, out);
   return products.view({count, rows.size(1), out_features});
 }
 
@@ -190,7 +191,7 @@ at::Tensor Experts::run(const at::Tensor& hidden, const at::Tensor& chosen, cons
 void register_classes(torch::Library& library) {
   library.class_<Stack>("ExpertStack")
       .def(torch::init<std::vector<at::Tensor>, std::optional<at::Tensor>, int64_t, int64_t>())
-      .def("multiply_each", &Stack::multiply_each);
+      .def("multiply_each", [](const Ref<Stack>& stack, const at::Tensor& rows) { return stack->multiply_each(rows); });
   library.class_<Gate>("ExpertGate")
       .def(torch::init<std::string, double, double, bool>())
       .def("run", [](const Ref<Gate>& gate, const at::Tensor& gate_up) { return (*gate)(gate_up, {}); });

@@ -32,7 +32,7 @@ struct Stack : torch::CustomClassHolder {
   Stack(std::vector<at::Tensor> weights, const std::optional<at::Tensor>& biases, int64_t out_features, int64_t bits);
 
   // Multiplies rows [E, T, K], as many for each of the weights, which are dense -> [E, T, N].
-  at::Tensor multiply_each(const at::Tensor& rows) const;
+  at::Tensor multiply_each(const at::Tensor& rows, const Buffer& out = {}) const;
 
   // Multiplies the rows of the experts [first, end) by their weights.
   at::Tensor multiply(const at::Tensor& rows, const Order& order, int64_t first, int64_t end, const Buffer& out) const;

@@ -13,7 +13,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from engine.model.known.same_code import is_like, is_of
 
-__all__ = ["caps_logits", "is_causal_lm", "is_decoder", "logits_scale", "scales_embedding"]
+__all__ = ["caps_logits", "hidden_divisor", "is_causal_lm", "is_decoder", "logits_scale", "scales_embedding"]
 
 _DECODERS = (
     modeling_llama.LlamaModel,
@@ -37,7 +37,8 @@ _FURTHER_DECODERS = (
     *("hunyuan_v1_moe.HunYuanMoEV1Model", "nemotron.NemotronModel"),
     *("gemma4.Gemma4TextModel", "gemma4_unified.Gemma4UnifiedTextModel"),
     *("minimax_m2.MiniMaxM2Model", "exaone_moe.ExaoneMoeModel", "hy_v3.HYV3Model", "mellum.MellumModel"),
-    "flex_olmo.FlexOlmoModel",
+    *("flex_olmo.FlexOlmoModel", "deepseek_v3.DeepseekV3Model", "glm4_moe_lite.Glm4MoeLiteModel"),
+    "deepseek_v2.DeepseekV2Model",
 )
 _DIVIDING_MIXTURES = "granitemoe.GraniteMoeForCausalLM", "granitemoeshared.GraniteMoeSharedForCausalLM"
 _SCALING_EMBEDDINGS = (
@@ -49,6 +50,8 @@ _FURTHER_FOR_CAUSAL_LM = (
     *("hunyuan_v1_moe.HunYuanMoEV1ForCausalLM", "nemotron.NemotronForCausalLM"),
     *("exaone4.Exaone4ForCausalLM", "ernie4_5.Ernie4_5ForCausalLM"),  # decorated in another order since 5.24
     *("exaone_moe.ExaoneMoeForCausalLM", "hy_v3.HYV3ForCausalLM"),
+    *("deepseek_v3.DeepseekV3ForCausalLM", "glm4_moe_lite.Glm4MoeLiteForCausalLM"),
+    "deepseek_v2.DeepseekV2ForCausalLM",
 )
 
 
@@ -72,6 +75,7 @@ def is_causal_lm(module: nn.Module) -> bool:
         or is_of(module, *_FURTHER_FOR_CAUSAL_LM)
         or caps_logits(module)
         or logits_scale(module) != (None, None)
+        or hidden_divisor(module) is not None
         or (is_mixture and _is_silent(module))
     )
 
@@ -88,6 +92,12 @@ def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
     if is_of(module, "granite.GraniteForCausalLM") or (is_of(module, *_DIVIDING_MIXTURES) and _is_silent(module)):
         return None, float(cast(Any, module).config.logits_scaling)
     return None, None
+
+
+def hidden_divisor(module: nn.Module) -> float | None:
+    """Returns what a decoder with a head divides the head's input by."""
+    is_dividing = is_of(module, "minicpm3.MiniCPM3ForCausalLM")
+    return float(cast(Any, module).config.logits_scaling) if is_dividing else None
 
 
 def caps_logits(module: nn.Module) -> bool:

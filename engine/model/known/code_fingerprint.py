@@ -25,6 +25,7 @@ __all__ = [
     "gates_output",
     "is_attention",
     "is_attention_with_norms",
+    "is_complex_rotary_embedding",
     "is_embedding",
     "is_gated_mlp",
     "is_half_rotary_embedding",
@@ -85,6 +86,7 @@ _WIDE_ROTARY_EMBEDDINGS = (
     *("olmo.OlmoRotaryEmbedding", "flex_olmo.FlexOlmoRotaryEmbedding"),
     "ernie4_5_moe.Ernie4_5_MoeRotaryEmbedding",
 )
+_COMPLEX_ROTARY_EMBEDDING = "deepseek_v2.DeepseekV2RotaryEmbedding"
 _SCALING_NORMS = ("gemma4.Gemma4RMSNorm", "gemma4_unified.Gemma4UnifiedRMSNorm")
 _ROTATIONS = {
     "phi3": Rotation(is_partial=True),
@@ -210,9 +212,14 @@ def is_pair_rotary_embedding(module: nn.Module) -> bool:
     return is_known and module.rope_type in _FIXED_ROPE_TYPES
 
 
+def is_complex_rotary_embedding(module: nn.Module) -> bool:
+    """Whether it is such a one, whose table is one of complex numbers in float32, one for each two columns."""
+    return is_of(module, _COMPLEX_ROTARY_EMBEDDING) and module.rope_type in _FIXED_ROPE_TYPES
+
+
 def stays_wide(module: nn.Module) -> bool:
     """Whether a known rotary embedding gives tables in float32."""
-    return is_of(module, *_WIDE_ROTARY_EMBEDDINGS, "olmo3.Olmo3RotaryEmbedding")
+    return is_of(module, *_WIDE_ROTARY_EMBEDDINGS, "olmo3.Olmo3RotaryEmbedding", _COMPLEX_ROTARY_EMBEDDING)
 
 
 def is_half_rotary_embedding(module: nn.Module) -> bool:

@@ -97,6 +97,7 @@ def _form_around_operator(layer: Any) -> LayerForm:
 
 _VARYING: dict[str, Callable[[Any], LayerForm]] = {
     "apertus.ApertusDecoderLayer": lambda _: LayerForm(_NORMS_BEFORE_AS_APERTUS),
+    "minicpm3.MiniCPM3DecoderLayer": lambda layer: LayerForm(_NORMS_BEFORE, float(layer.residual_scale)),
     "vaultgemma.VaultGemmaDecoderLayer": lambda _: LayerForm(_NORMS_BEFORE_AS_VAULTGEMMA),
     "gemma4.Gemma4TextDecoderLayer": _form_of_gemma4,
     "gemma4_unified.Gemma4UnifiedTextDecoderLayer": _form_of_gemma4,

@@ -31,6 +31,9 @@ _SHARING = {
     "qwen2_moe.Qwen2MoeSparseMoeBlock": "shared_expert",  # and `shared_expert_gate`
     "glm4_moe.Glm4MoeMoE": "shared_experts",
     "dots1.Dots1MoE": "shared_experts",
+    "deepseek_v2.DeepseekV2Moe": "shared_experts",
+    "deepseek_v3.DeepseekV3MoE": "shared_experts",
+    "glm4_moe_lite.Glm4MoeLiteMoE": "shared_experts",
     "solar_open.SolarOpenMoE": "shared_experts",
     "ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock": "shared_experts",  # or None
     "hunyuan_v1_moe.HunYuanMoEV1Moe": "shared_mlp",

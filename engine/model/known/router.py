@@ -18,7 +18,8 @@ __all__ = ["is_known_router", "is_scaling_router", "router_parts", "router_weigh
 
 _SIGMOID_ROUTERS = (
     *("glm4_moe.Glm4MoeTopkRouter", "dots1.Dots1TopkRouter", "solar_open.SolarOpenTopkRouter"),
-    "exaone_moe.ExaoneMoeTopkRouter",
+    *("exaone_moe.ExaoneMoeTopkRouter", "deepseek_v3.DeepseekV3TopkRouter"),
+    "glm4_moe_lite.Glm4MoeLiteTopkRouter",
 )
 _BIASED_ROUTERS = "minimax_m2.MiniMaxM2TopKRouter", "hy_v3.HYV3TopKRouter"
 _WIDE_LATE_ROUTERS = (
@@ -33,7 +34,7 @@ def is_known_router(router: Any) -> bool:
         return is_known_linear(router.wg)
     kinds = (
         *(_is_normalizing_router, _is_rounding_router, _is_late_router, _is_wide_late_router),
-        *(_is_sigmoid_router, _is_biased_router, _is_corrected_router),
+        *(_is_sigmoid_router, _is_biased_router, _is_corrected_router, _is_greedy_router),
     )
     has_weight = isinstance(router.weight, RouterWeight) and isinstance(router.weight.packed, KernelWeight)
     return has_weight and any(is_of_kind(router) for is_of_kind in kinds)
@@ -57,6 +58,8 @@ def router_parts(router: Any, choice_bias: Tensor | None = None) -> RouterParts:
         return _parts_of_biased_router(router, choice_bias)
     if _is_corrected_router(router):
         return _parts_of_corrected_router(router)
+    if _is_greedy_router(router):
+        return _parts_of_greedy_router(router)
     linear = linear_parts(router.weight.packed, getattr(router, "bias", None))
     if _is_late_router(router) or _is_wide_late_router(router):
         return RouterParts(linear, router.top_k, "softmax of chosen", is_rounded=_is_wide_late_router(router))
@@ -109,6 +112,11 @@ def _parts_of_corrected_router(router: Any) -> RouterParts:
     )
 
 
+def _parts_of_greedy_router(router: Any) -> RouterParts:
+    linear, factor = linear_parts(router.weight.float().packed, None), float(router.routed_scaling_factor)
+    return RouterParts(linear, router.top_k, is_wide=True, is_sorted=False, factor=factor)
+
+
 def _is_normalizing_router(module: nn.Module) -> bool:
     """Whether the module chooses the likeliest of all experts, by a softmax; their weights add up to one."""
     return is_like(module, modeling_mixtral.MixtralTopKRouter)
@@ -148,6 +156,11 @@ def _is_corrected_router(module: nn.Module) -> bool:
     """Whether the module chooses by a softmax and a bias, which a module of its own adds."""
     is_known = is_of(module, "ernie4_5_moe.Ernie4_5_MoeTopKRouter")
     return is_known and is_of(cast(Any, module).moe_statics, "ernie4_5_moe.Ernie4_5_MoeStatics")
+
+
+def _is_greedy_router(module: nn.Module) -> bool:
+    """Whether the module chooses the likeliest of all experts, in float32, by a softmax that is scaled."""
+    return is_of(module, "deepseek_v2.DeepseekV2TopkRouter") and cast(Any, module).topk_method == "greedy"
 
 
 def is_scaling_router(module: nn.Module) -> bool:

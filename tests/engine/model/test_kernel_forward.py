@@ -34,7 +34,7 @@ KNOWN = (
     *("glm", "glm4", "ernie4_5", "cohere2", "starcoder2", "starcoder2_mqa"),
     *("gemma1", "ministral", "cohere", "olmoe", "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "hunyuan_moe"),
     *("hunyuan", "ministral3", "nemotron", "arcee", "gemma4", "gemma4_e", "gemma4_moe"),
-    *FURTHER,
+    *("deepseek_v3", *FURTHER),
 )
 KEPT: dict[str, list[int] | None] = {"all": None, "none": [], "some": [20, 3], "most": [*range(31)]}
 NUM_BLOCKS = 12
@@ -223,6 +223,10 @@ CHANGES_OF_FAMILIES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "another norm of layers' inputs": (
         "gemma4_e",
         lambda model: setattr(model.model, "per_layer_projection_norm", torch.nn.Identity()),
+    ),
+    "rotations of latents by the batch": (
+        "deepseek_v3",
+        lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic"),
     ),
     "a watched head": ("granite", lambda model: model.register_forward_hook(print)),
 }

@@ -150,7 +150,8 @@ def test_steps_do_the_same_products_and_read_latents(tmp_path: Path, monkeypatch
     expanded = load_tiny(tmp_path).size
     assert latent.layer_flops == expanded.layer_flops
     assert [each.bytes_per_token for each in latent.attention] == [4 * 4 * (16 + 8)]
-    assert [each.flops_per_pair for each in latent.attention] == [2 * 4 * 4 * (24 + 16)]
+    last = 2 * 4 * (24 + 16)
+    assert [(each.flops_per_pair, each.flops_per_scored_pair) for each in latent.attention] == [(3 * last, last)]
 
 
 def test_up_projections_are_not_quantized(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ HYBRIDS_WITH_EXPERTS = ["granite4", "jamba", "kimi_linear", "minimax"]  # in som
 WITH_SHARED_EXPERTS = [
     *(*sorted(SPARSE), "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "exaone_moe", "hy_v3", "granitemoeshared"),
 ]
-FURTHER_WITH_EXPERTS = ["granitemoe", "minimax_m2", "mellum", "flex_olmo"]
+FURTHER_WITH_EXPERTS = [
+    *("granitemoe", "minimax_m2", "mellum", "flex_olmo", "deepseek_v2", "deepseek_halves", "glm4_moe_lite"),
+]
 WITH_LINEAR_ROUTERS = ["hunyuan_moe", "gemma4_moe"]
 IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
 
