@@ -218,12 +218,14 @@ def _level_flags(level: IsaLevel) -> list[str]:
 
 
 def _torch_compile_flags() -> list[str]:
-    """Torch's headers as system headers (no warnings from them), and the C++ library ABI it was built with."""
+    """Torch's headers as system headers (no warnings from them), and the C++ library ABI it was built with. The header
+    of all its operators, which takes longer than most kernels, is an error: each operator has its own."""
     import torch
     from torch.utils.cpp_extension import include_paths
 
     includes = [flag for path in include_paths() for flag in ("-isystem", path)]
-    return [*includes, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    operators = ["-DAT_PER_OPERATOR_HEADERS", "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS"]
+    return [*includes, *operators, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
 
 
 def _torch_link_flags() -> list[str]:

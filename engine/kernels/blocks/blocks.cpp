@@ -1,6 +1,8 @@
 // The operators of weights that stay in the blocks of a file, but for their product, which is that of `linear`.
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <algorithm>

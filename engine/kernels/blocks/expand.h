@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <cstring>

@@ -1,7 +1,8 @@
 // Activations of MLPs without a gate, in the place of their rows. Results are rounded wherever the modules of
 // transformers round, and each depends on its own number alone.
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <cstdint>

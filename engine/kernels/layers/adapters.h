@@ -5,7 +5,10 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/BFloat16.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -2,7 +2,13 @@
 // layers in one, from token ids to the input of the head. They call the operators that the plain path calls from
 // Python, in the same order; in the latter, a layer's last sum and the norm after it are one pass, too.
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 

@@ -5,7 +5,11 @@
 // through the same instructions. `replace_activations` replaces torch's for CPU tensors, process-wide, so that model
 // code need not be changed wherever it calls them.
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
+#include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 

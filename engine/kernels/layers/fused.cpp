@@ -4,7 +4,8 @@
 // for bit, what they compute, except for what rounding makes zero (rounded_to_halves in vec.h). That sum has an order
 // of its own: sixteen lanes, folded at the end. Every row is computed by itself.
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <algorithm>

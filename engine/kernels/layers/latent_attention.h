@@ -4,7 +4,8 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/custom_class.h>
 
 #include <cstdint>

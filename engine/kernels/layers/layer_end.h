@@ -2,7 +2,9 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/gelu.h>
+#include <c10/util/Exception.h>
 #include <torch/custom_class.h>
 
 #include <optional>

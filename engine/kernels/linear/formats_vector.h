@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <c10/util/BFloat16.h>
 
 #include <cstdint>
 #include <cstring>

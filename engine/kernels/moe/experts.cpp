@@ -1,6 +1,9 @@
 // The experts of a layer, and the registration of their classes.
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 

@@ -3,7 +3,9 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
 #include <torch/custom_class.h>
 
 #include <algorithm>

@@ -1,5 +1,9 @@
 // The operators of linear layers over quantized weights.
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
