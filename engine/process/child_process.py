@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 _TAIL_BYTES = 4096
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: "; out of memory?",
     signal.SIGBUS: "; was a file that it reads cut short, or did a disk fail?",
 }
