@@ -92,16 +92,20 @@ class _LeadingAdapters:
         return self._own.number_of(digest)
 
     def unload(self, digest: str) -> None:
-        self._tell(UnloadAdapter(digest))
-        self._own.unload(digest)
+        """Raises DeviceFailedError if a rank fails."""
+        with _together():
+            self._tell(UnloadAdapter(digest))
+            self._own.unload(digest)
 
     @property
     def unloaded(self) -> Sequence[int]:
         return self._own.unloaded
 
     def release(self, number: int) -> None:
-        self._tell(ReleaseAdapter(number))
-        self._own.release(number)
+        """Raises DeviceFailedError if a rank fails."""
+        with _together():
+            self._tell(ReleaseAdapter(number))
+            self._own.release(number)
 
 
 @contextmanager
