@@ -1,6 +1,6 @@
 // Quantized keys and values as the operands of AMX tiles: each number, its level times its scale, rounded to bfloat16.
 //
-// Packing is most of what decode computes, so numbers are rounded and paired in as few instructions as the CPU has for
+// Packing is much of what decode computes, so numbers are rounded and paired in as few instructions as the CPU has for
 // it: two vectors become one of 32 bfloat16, of which one permutation makes sixteen pairs.
 
 #pragma once
