@@ -313,6 +313,16 @@ def test_lines_of_kernels_fit_a_reader() -> None:
     assert_within(MAX_LINE_LENGTH, measured, {})
 
 
+def test_kernels_include_of_torch_what_they_name() -> None:
+    """Torch's headers take a compiler longer than most kernels do."""
+    for path in kernel_files():
+        text = path.read_text(encoding="utf-8")
+        for operator in re.findall(r"#include <ATen/ops/(\w+)\.h>", text):
+            assert f"at::{operator}" in text, f"{name_of(path)} includes {operator}, which it does not call"
+        if re.search(r"#include <torch/(library|custom_class)\.h>", text):
+            assert re.search(r"torch::|TORCH_LIBRARY|\bRef<", text), f"{name_of(path)} registers nothing with torch"
+
+
 def test_classes_fit_a_reader() -> None:
     assert_within(MAX_CLASS_LINES, longest(ast.ClassDef), LONG_CLASSES)
 

@@ -18,7 +18,6 @@
 // Block tables are those of PagedAttention (Kwon et al. 2023).
 
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -33,6 +32,7 @@
 #include "attention/vector.h"
 #include "base/hadamard.h"
 #include "base/operators.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 
 namespace twostep {
@@ -116,8 +116,8 @@ void attend_transformed(const Call& call, const at::Tensor& query, const at::Ten
   const int64_t num_tokens = query.size(0), heads = query.size(1), value_size = num_numbers(call.value_cache);
   if (num_tokens == 0) return;
   const auto floats = query.options().dtype(at::kFloat);
-  const at::Tensor transformed = at::empty({num_tokens, heads, query.size(2)}, floats);
-  const at::Tensor attended = at::empty({num_tokens, heads, value_size}, floats);
+  const at::Tensor transformed = new_empty({num_tokens, heads, query.size(2)}, floats);
+  const at::Tensor attended = new_empty({num_tokens, heads, value_size}, floats);
   const auto* source = query.const_data_ptr<Element>();
   for_each_head(transformed, [&](float* numbers, int64_t token, int64_t head) {
     std::copy_n(source + token * query.stride(0) + head * query.stride(1), query.size(2), numbers);
@@ -177,21 +177,3 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
 }
 
 }  // namespace twostep
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  library.def(
-      "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor cu_seqlens_q, "
-      "Tensor context_lens, float scaling, int? sliding_window, float? softcap, Tensor? sinks) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("paged_attention", [](const at::Tensor& query, const at::Tensor& key_cache,
-                                     const at::Tensor& value_cache, const at::Tensor& block_tables,
-                                     const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens, double scaling,
-                                     std::optional<int64_t> sliding_window, std::optional<double> softcap,
-                                     const std::optional<at::Tensor>& sinks) {
-    return twostep::paged_attention(query, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
-                                    sliding_window, softcap, sinks)
-        .view({query.size(0), query.size(1), twostep::num_numbers(value_cache)});
-  });
-}

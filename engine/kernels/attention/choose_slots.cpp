@@ -5,8 +5,6 @@
 // and the choice one of the scores: a better score comes first, and of equal ones the earlier position.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,8 +15,10 @@
 
 #include "attention/metadata.h"
 #include "attention/vector.h"
+#include "base/operators.h"
 #include "base/scratch.h"
 #include "base/sizes.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 
@@ -141,7 +141,7 @@ void choose_all(const Index<Element>& index, const std::vector<Token>& tokens, i
   for (const Token& token : tokens) longest = std::max(longest, token.num_seen);
   const int64_t stride = round_up(longest, kTileKeys), parts = divide_up(longest, kPartKeys);
   const int64_t at_once = std::max<int64_t>(1, kScoresAtOnce / stride), num_tokens = tokens.size();
-  const at::Tensor memory = at::empty({std::min(at_once, num_tokens) * stride}, at::kFloat);
+  const at::Tensor memory = new_empty({std::min(at_once, num_tokens) * stride}, at::kFloat);
   float* scores = memory.mutable_data_ptr<float>();
   for (int64_t first = 0; first < num_tokens; first += at_once) {
     const int64_t some = std::min(at_once, num_tokens - first);
@@ -159,6 +159,8 @@ void choose_all(const Index<Element>& index, const std::vector<Token>& tokens, i
   }
 }
 
+}  // namespace
+
 at::Tensor choose_slots(const at::Tensor& query, const at::Tensor& weights, const at::Tensor& index_keys,
                         const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
                         int64_t num_chosen) {
@@ -173,7 +175,7 @@ at::Tensor choose_slots(const at::Tensor& query, const at::Tensor& weights, cons
   check_numbers(block_tables, cu_seqlens_q, context_lens, query.size(0), index_keys.size(0), block_size);
   const auto tokens = tokens_of(block_tables, cu_seqlens_q, context_lens);
   const at::Tensor rows = query.contiguous(), factors = weights.contiguous();
-  const at::Tensor slots = at::empty({query.size(0), num_chosen}, block_tables.options());
+  const at::Tensor slots = new_empty({query.size(0), num_chosen}, block_tables.options());
   const auto run = [&](auto element) {
     using Element = decltype(element);
     const Index<Element> index{rows.const_data_ptr<Element>(), factors.const_data_ptr<float>(),
@@ -189,13 +191,4 @@ at::Tensor choose_slots(const at::Tensor& query, const at::Tensor& weights, cons
   return slots;
 }
 
-}  // namespace
 }  // namespace twostep
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  library.def(
-      "choose_slots(Tensor query, Tensor weights, Tensor index_keys, Tensor block_tables, Tensor cu_seqlens_q, "
-      "Tensor context_lens, int num_chosen) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("choose_slots", twostep::choose_slots); }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "attention/worker.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 
 namespace twostep::attention {
@@ -67,7 +67,7 @@ void run_splits(const ProblemOf<Tiles>& p, std::vector<Task>& tasks, int64_t max
     for (int64_t split = task.first_split; split < task.end_split; ++split) units.emplace_back(&task, split);
     num_floats += task.num_splits() * State::num_floats(task.num_tokens * p.group, p.padded_value_size());
   }
-  const at::Tensor memory = at::empty({num_floats}, at::kFloat);
+  const at::Tensor memory = new_empty({num_floats}, at::kFloat);
   float* partials = memory.mutable_data_ptr<float>();
   for (Task& task : tasks) {
     task.partials = partials;

@@ -1,7 +1,6 @@
 // Writes keys and values of tokens into the cache's blocks.
 
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -86,10 +85,3 @@ void write_kv(const at::Tensor& key, const at::Tensor& value, const at::Tensor& 
 }
 
 }  // namespace twostep
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  library.def(
-      "write_kv(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping) -> ()");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("write_kv", &twostep::write_kv); }

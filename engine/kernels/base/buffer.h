@@ -3,9 +3,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <utility>
+
+#include "base/tensors.h"
 
 namespace twostep {
 
@@ -21,7 +22,7 @@ class Buffer {
   // Returns a tensor of unspecified content: the same one as before if the sizes are the same.
   const at::Tensor& get(at::IntArrayRef sizes, const at::Tensor& like) const {
     if (!tensor_.defined() || tensor_.sizes() != sizes || tensor_.scalar_type() != like.scalar_type()) {
-      tensor_ = at::empty(sizes, like.options());
+      tensor_ = new_empty(sizes, like.options());
     }
     return tensor_;
   }

@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include <mutex>
 
 #include "base/sizes.h"
+#include "base/tensors.h"
 
 namespace twostep {
 
@@ -73,7 +73,7 @@ class Pages {
 inline at::Tensor zeros_in_huge_pages(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const size_t bytes = c10::multiply_integers(sizes) * options.dtype().itemsize();
   const std::shared_ptr<uint8_t> memory = Pages::take(bytes);
-  if (!memory) return at::zeros(sizes, options);
+  if (!memory) return new_empty(sizes, options).zero_();
   return at::from_blob(memory.get(), sizes, [memory](void*) {}, options);
 }
 

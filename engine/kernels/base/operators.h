@@ -1,5 +1,6 @@
-// The operators that other kernels call; they are registered with torch under the same names. A result goes into a
-// buffer, by default into a new one.
+// The operators, which torch calls by the same names (registration.cpp) and other kernels as they are; those of
+// recurrent mixers are in recurrent/operators.h. A result goes into a buffer, by default into a new one, where
+// others call them.
 
 #pragma once
 
@@ -8,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <tuple>
 
 #include "base/activations.h"
@@ -15,6 +17,11 @@
 
 namespace twostep {
 
+// Packs a weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded as uint8, on x86-64 where
+// its numbers allow it. The result is opaque to the caller.
+at::Tensor pack_weight(const at::Tensor& weight, bool may_be_coded);
+
+// x [T, K], packed of weights [N, K], biases [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
 // With an activation the product is gated, as by `gate`.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                   Activation activation = Activation::kNone, const Buffer& out = {});
@@ -39,10 +46,44 @@ at::Tensor grouped_linear_int8(const at::Tensor& x, Shares shares, int64_t n,
 at::Tensor grouped_linear_int4(const at::Tensor& x, Shares shares, int64_t n,
                                Activation activation = Activation::kNone, const Buffer& out = {});
 
+// weight [N, K] -> codes [N, K] uint8, scales and minimums [N, groups of 256 or 32 along K] bfloat16.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight, int64_t bits, int64_t num_refits);
+
+// weight [N, K] and what `quantize` made of it in 4 bits -> codes [N, K], levels [N, ceil(K / 32)] (zero << 4 |
+// multiplier) uint8, scales [N, ceil(K / 256)] bfloat16.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> to_levels(const at::Tensor& weight, const at::Tensor& scales,
+                                                         const at::Tensor& minimums);
+
+// They pack a weight that `quantize` made in 8 bits, and one that `to_levels` made.
+at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums);
+at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at::Tensor& scales);
+
+// weight [N, K] -> packed, as by the operators above one after the other: `inverse_hadamard` for rows of 8 bits,
+// `quantize`, `to_levels` for 4 bits, and a `pack`; and whether all of its numbers are finite, without which others may
+// be missing.
+std::tuple<at::Tensor, bool> quantize_and_pack(const at::Tensor& weight, int64_t bits, int64_t row_bits,
+                                               int64_t num_refits);
+
+// weight [N, K] -> [N, K rounded up to a smallest block] float32: its product with transformed rows is that of weight
+// and rows.
+at::Tensor inverse_hadamard(const at::Tensor& weight);
+
+// `linear_int8` with rows rounded to more bits.
+at::Tensor linear_int8_wide_rows(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                                 int64_t n);
+
+// Stored rows of a weight [N, K], in pieces of one kind each -> the packed weight; nothing where a panel would have
+// rows of several kinds. What is `for_integers` is multiplied by rows of integers.
+std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kinds, bool for_integers);
+
+// Stored rows [N, bytes] of one kind -> their numbers [N, K] float32, those of a panel after the other.
+at::Tensor expand_blocks(const at::Tensor& stored, int64_t kind);
+
 // A weight [N, K] packed in blocks, the numbers of rows [T] -> [T, K] float32
 at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers);
 
-// Rows of blocks of kGateBlock columns, gate and up in turn (the last two may be narrower) -> activation(gate) * up.
+// Rows of blocks of kGateBlock columns, gate and up in turn (the last two may be narrower) [T, 2 * F] ->
+// activation(gate) * up [T, F].
 constexpr int64_t kGateBlock = 16;
 at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& out = {});
 
@@ -52,11 +93,12 @@ at::Tensor add_rows(const at::Tensor& residual, const at::Tensor& x, const Buffe
 // Multiplies x by a number, in its place.
 void scale_rows(const at::Tensor& x, double factor);
 
-// The norm of rows without their mean; weight and bias [H] are in float32.
+// The norm of rows [..., H] without their mean; weight and bias [H] are in float32.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps,
                       const Buffer& out = {});
 
-// A weight of the rows' dtype multiplies what was rounded to it, one in float32 what was not.
+// The norm of rows [..., H], and residual + x with its norm. A weight [H] of the rows' dtype multiplies what was
+// rounded to it, one in float32 what was not.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const Buffer& out = {});
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const at::Tensor& x,
                                                 const at::Tensor& weight, double eps, const Buffer& sum = {},
@@ -76,9 +118,11 @@ struct Xielu {
 };
 void xielu(const at::Tensor& x, const Xielu& numbers);
 
-// Tables of the rows' dtype make products that are rounded to it, those in float32 sums that are. They may be narrower
-// than heads, whose last columns then stay. A norm's weight is that of a head, or of all heads of a row together.
-// Queries that are rotated are multiplied by the number [T] of their row, in float32, if there are such numbers.
+// Norms, where given, and then rotates queries and keys of qkv [T, (num_heads + 2 * num_kv_heads) * head_size] in
+// place, or rotates and then norms them. Tables [..., T, up to head_size] of the rows' dtype make products that are
+// rounded to it, those in float32 sums that are. They may be narrower than heads, whose last columns then stay. A
+// norm's weight is that of a head, or of all heads of a row together. Queries that are rotated are multiplied by the
+// number [T] of their row, in float32, if there are such numbers.
 void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
                   const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs = false,
@@ -92,5 +136,27 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
                            const Buffer& out = {});
 void write_kv(const at::Tensor& key, const at::Tensor& value, const at::Tensor& key_cache,
               const at::Tensor& value_cache, const at::Tensor& slot_mapping);
+
+// query [T, index heads, size], weights [T, index heads] float32, index_keys [blocks, block size, size] -> the slots
+// [T, num_chosen] int32 of the positions that each token's sparse attention reads, of which those behind the last are
+// zero.
+at::Tensor choose_slots(const at::Tensor& query, const at::Tensor& weights, const at::Tensor& index_keys,
+                        const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
+                        int64_t num_chosen);
+
+// logits [T, V] -> the likeliest tokens [T] int64, or kNoToken.
+at::Tensor argmax(const at::Tensor& logits);
+
+// logits [T, V], likeliest [T] int64 or kNoToken, controls [T, 5] float64: temperature, number, top_k, top_p, min_p ->
+// [T] int64
+at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tensor& controls);
+
+// logits [V] float32, of which `largest` is the largest -> [V] int64: the weights of draw_tokens, for its tests.
+at::Tensor token_weights(const at::Tensor& logits, double largest, double temperature);
+
+// logits [T, V], tokens [T] int64 -> of each row the token's log-probability [T] float32 and rank [T] int64, and the
+// num_top largest log-probabilities with their tokens, [T, num_top].
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> score_tokens(const at::Tensor& logits,
+                                                                        const at::Tensor& tokens, int64_t num_top);
 
 }  // namespace twostep

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 
@@ -12,6 +11,7 @@
 #include <cstring>
 
 #include "base/operators.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 
@@ -25,7 +25,7 @@ inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) 
   const auto* number = which.const_data_ptr<int64_t>();
   TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < rows; }),
               "a row's number is out of range");
-  at::Tensor out = at::empty({which.numel(), from.size(1)}, from.options());
+  at::Tensor out = new_empty({which.numel(), from.size(1)}, from.options());
   if (row_bytes == 0) return out;
   const auto* source = static_cast<const char*>(from.const_data_ptr());
   auto* target = static_cast<char*>(out.mutable_data_ptr());
@@ -41,7 +41,7 @@ inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) 
 // Returns the same numbers in float32. Unlike at::Tensor::to it never wakes torch's threads.
 inline at::Tensor widened(const at::Tensor& x) {
   if (x.scalar_type() != at::kBFloat16) return x.to(at::kFloat);
-  const at::Tensor from = x.contiguous(), out = at::empty(x.sizes(), x.options().dtype(at::kFloat));
+  const at::Tensor from = x.contiguous(), out = new_empty(x.sizes(), x.options().dtype(at::kFloat));
   const auto* source = from.const_data_ptr<at::BFloat16>();
   auto* target = out.mutable_data_ptr<float>();
   constexpr int64_t kGrain = 1 << 14;

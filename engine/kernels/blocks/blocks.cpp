@@ -1,9 +1,7 @@
 // The operators of weights that stay in the blocks of a file, but for their product, which is that of `linear`.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +10,7 @@
 
 #include "base/huge_pages.h"
 #include "base/operators.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "blocks/expand.h"
 #include "blocks/layout.h"
@@ -114,8 +113,35 @@ std::vector<StoredRow> rows_of(at::TensorList pieces, at::IntArrayRef kinds, int
   return rows;
 }
 
-// Stored rows of a weight [N, K], in pieces of one kind each -> the packed weight; nothing where a panel would have
-// rows of several kinds. What is `for_integers` is multiplied by rows of integers.
+// Writes the numbers [count, K] of some columns of a panel.
+void expand_columns(const Reader& reader, const uint8_t* panel, bool is_for_integers, int64_t first, int64_t count,
+                    int64_t k, float* to) {
+  static thread_local Group group;
+  group.factors = panel;
+  const uint8_t* block = panel + reader.factor_bytes;
+  for (int64_t start = 0; start < k; block += reader.block_bytes) {
+    for (int64_t g = 0; g < reader.groups; ++g, start += reader.group) {
+      reader.expand(block, g, group);
+      for (int64_t column = first; column < first + count; ++column) {
+        float* row = to + (column - first) * k + start;
+        for (int64_t i = 0; i < reader.group; ++i) {
+          const auto code = int8_t(group.codes[place_of(i, column, is_for_integers)]);
+          row[i] = float(code) * group.scales[column] + group.offsets[column];
+        }
+      }
+    }
+  }
+}
+
+// Writes the numbers [K] of a row of the weight, which is a column of its panel.
+void expand_row(const Header& header, int64_t row, float* to) {
+  const int64_t panel = row / kColumns;
+  const Reader reader = reader_of(header.panels[panel].kind);
+  expand_columns(reader, header.start_of(panel), header.is_for_integers, row % kColumns, 1, header.k, to);
+}
+
+}  // namespace
+
 std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kinds, bool for_integers) {
   TORCH_CHECK(!pieces.empty() && pieces.size() == kinds.size(), "each piece has a kind");
   const int64_t k = numbers_of(kinds[0], pieces[0].size(-1));
@@ -146,39 +172,11 @@ std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kin
   return packed;
 }
 
-// Writes the numbers [count, K] of some columns of a panel.
-void expand_columns(const Reader& reader, const uint8_t* panel, bool is_for_integers, int64_t first, int64_t count,
-                    int64_t k, float* to) {
-  static thread_local Group group;
-  group.factors = panel;
-  const uint8_t* block = panel + reader.factor_bytes;
-  for (int64_t start = 0; start < k; block += reader.block_bytes) {
-    for (int64_t g = 0; g < reader.groups; ++g, start += reader.group) {
-      reader.expand(block, g, group);
-      for (int64_t column = first; column < first + count; ++column) {
-        float* row = to + (column - first) * k + start;
-        for (int64_t i = 0; i < reader.group; ++i) {
-          const auto code = int8_t(group.codes[place_of(i, column, is_for_integers)]);
-          row[i] = float(code) * group.scales[column] + group.offsets[column];
-        }
-      }
-    }
-  }
-}
-
-// Writes the numbers [K] of a row of the weight, which is a column of its panel.
-void expand_row(const Header& header, int64_t row, float* to) {
-  const int64_t panel = row / kColumns;
-  const Reader reader = reader_of(header.panels[panel].kind);
-  expand_columns(reader, header.start_of(panel), header.is_for_integers, row % kColumns, 1, header.k, to);
-}
-
-// Stored rows [N, bytes] of one kind -> their numbers [N, K] float32, those of a panel after the other.
 at::Tensor expand_blocks(const at::Tensor& stored, int64_t kind) {
   const int64_t k = numbers_of(kind, stored.size(-1));
   const std::vector<StoredRow> rows = rows_of({stored}, {kind}, k);
   const int64_t n = rows.size();
-  at::Tensor out = at::empty({n, k}, stored.options().dtype(at::kFloat));
+  at::Tensor out = new_empty({n, k}, stored.options().dtype(at::kFloat));
   auto* to = out.mutable_data_ptr<float>();
   with_kind(kind, [&]<class Kind>() {
     const int64_t num_blocks = k / Kind::kNumbers;
@@ -192,8 +190,6 @@ at::Tensor expand_blocks(const at::Tensor& stored, int64_t kind) {
   return out;
 }
 
-}  // namespace
-
 at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers) {
   const Header& header = header_of(packed.const_data_ptr());
   TORCH_CHECK(is_packed(packed, header.n, header.k), "the weight is not packed in blocks");
@@ -201,7 +197,7 @@ at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers) 
   const auto* number = which.const_data_ptr<int64_t>();
   TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < header.n; }),
               "a row's number is out of range");
-  at::Tensor out = at::empty({which.numel(), header.k}, packed.options().dtype(at::kFloat));
+  at::Tensor out = new_empty({which.numel(), header.k}, packed.options().dtype(at::kFloat));
   auto* to = out.mutable_data_ptr<float>();
   run_tasks(which.numel(), which.numel() == 1,
             [&](int64_t i) { expand_row(header, number[i], to + i * header.k); });
@@ -209,15 +205,3 @@ at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers) 
 }
 
 }  // namespace twostep
-
-TORCH_LIBRARY_FRAGMENT(twostep, m) {
-  m.def("pack_blocks(Tensor[] rows, int[] kinds, bool for_integers=False) -> Tensor?");
-  m.def("expand_blocks(Tensor rows, int kind) -> Tensor");
-  m.def("take_block_rows(Tensor packed, Tensor numbers) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, m) {
-  m.impl("pack_blocks", twostep::pack_blocks);
-  m.impl("expand_blocks", twostep::expand_blocks);
-  m.impl("take_block_rows", twostep::take_block_rows);
-}

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <cstdint>
 
@@ -60,18 +59,3 @@ void xielu(const at::Tensor& x, const Xielu& numbers) {
 }
 
 }  // namespace twostep
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // x, contiguous -> the square of what is positive, in its place
-  library.def("square_relu(Tensor(a!) x) -> ()");
-  // x, contiguous -> xIELU of it, in its place: above zero positive * x**2 + slope * x, and else
-  // negative * (e**min(x, bound) - 1 - x) + slope * x
-  library.def("xielu(Tensor(a!) x, float positive, float negative, float slope, float bound) -> ()");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("square_relu", &twostep::square_relu);
-  library.impl("xielu", [](const at::Tensor& x, double positive, double negative, double slope, double bound) {
-    twostep::xielu(x, {positive, negative, slope, bound});
-  });
-}

@@ -6,8 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -21,6 +19,7 @@
 
 #include "base/operators.h"
 #include "base/rows.h"
+#include "base/tensors.h"
 #include "layers/decoder_layer.h"
 #include "layers/embedding.h"
 #include "layers/latent_attention.h"
@@ -199,7 +198,7 @@ struct Sequences {
   Sequences of_tokens(const at::Tensor& tokens, const at::Tensor& positions) const {
     const at::Tensor which = tokens.contiguous(), where = positions.contiguous(), firsts = cu_seqlens_q.contiguous();
     const int64_t count = which.numel();
-    const at::Tensor owners = at::empty_like(which), lens = at::empty({count}, context_lens.options());
+    const at::Tensor owners = new_empty_like(which), lens = new_empty({count}, context_lens.options());
     const auto *token = which.const_data_ptr<int64_t>(), *position = where.const_data_ptr<int64_t>();
     const auto* starts = firsts.const_data_ptr<int32_t>();
     for (int64_t i = 0; i < count; ++i) {

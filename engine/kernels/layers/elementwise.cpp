@@ -2,26 +2,23 @@
 //
 // torch's own take a vectorised path through the middle of a thread's share and a scalar path at its end, and the two
 // differ in the last bit: an activation then depends on how many rows are computed at once. Here every element goes
-// through the same instructions. `replace_activations` replaces torch's for CPU tensors, process-wide, so that model
-// code need not be changed wherever it calls them.
+// through the same instructions.
 
-#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/where.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <string_view>
 
+#include "layers/elementwise.h"
+
 #include "base/activations.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 
+namespace twostep::elementwise {
 namespace {
-
-using namespace twostep;
 
 constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
 
@@ -61,57 +58,40 @@ void map_into(const at::Tensor& input, at::Tensor& output) {
 
 template <class Op>
 at::Tensor map(const at::Tensor& input) {
-  at::Tensor output = at::empty_like(input, at::MemoryFormat::Contiguous);
+  at::Tensor output = new_empty_like(input);
   map_into<Op>(input, output);
   return output;
 }
 
 template <class Op>
 at::Tensor& map_in_place(at::Tensor& self) {
-  at::Tensor output = self.is_contiguous() ? self : at::empty_like(self, at::MemoryFormat::Contiguous);
+  at::Tensor output = self.is_contiguous() ? self : new_empty_like(self);
   map_into<Op>(self, output);
   if (!output.is_same(self)) self.copy_(output);
   return self;
 }
 
-at::Tensor gelu(const at::Tensor& input, std::string_view approximate) {
-  return approximate == "tanh" ? map<GeluTanh>(input) : map<GeluErf>(input);
-}
-
-at::Tensor& gelu_in_place(at::Tensor& input, std::string_view approximate) {
-  return approximate == "tanh" ? map_in_place<GeluTanh>(input) : map_in_place<GeluErf>(input);
-}
-
-at::Tensor softplus(const at::Tensor& input, const at::Scalar& beta, const at::Scalar& threshold) {
-  const bool is_scaled = beta.toDouble() != 1.0;
-  const at::Tensor scaled = is_scaled ? input * beta : input;
-  const at::Tensor result = is_scaled ? map<Softplus>(scaled) / beta : map<Softplus>(scaled);
-  // Above 20, x is the result in any case.
-  return threshold.toDouble() < 20.0 ? at::where(scaled > threshold, input, result) : result;
-}
-
-// torch warns whenever one of its own kernels is replaced, which is intended here.
-struct Quiet : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
-void replace_activations() {
-  static Quiet quiet;
-  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
-  static const bool done = [] {
-    library.impl("silu", &map<Silu>);
-    library.impl("silu_", &map_in_place<Silu>);
-    library.impl("sigmoid", &map<Sigmoid>);
-    library.impl("sigmoid_", &map_in_place<Sigmoid>);
-    library.impl("gelu", &gelu);
-    library.impl("gelu_", &gelu_in_place);
-    library.impl("softplus", &softplus);
-    return true;
-  }();
-  static_cast<void>(done);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(twostep, library) { library.def("replace_activations() -> ()", &replace_activations); }
+at::Tensor silu(const at::Tensor& x) { return map<Silu>(x); }
+at::Tensor& silu_in_place(at::Tensor& x) { return map_in_place<Silu>(x); }
+at::Tensor sigmoid(const at::Tensor& x) { return map<Sigmoid>(x); }
+at::Tensor& sigmoid_in_place(at::Tensor& x) { return map_in_place<Sigmoid>(x); }
+
+at::Tensor gelu(const at::Tensor& x, std::string_view approximate) {
+  return approximate == "tanh" ? map<GeluTanh>(x) : map<GeluErf>(x);
+}
+
+at::Tensor& gelu_in_place(at::Tensor& x, std::string_view approximate) {
+  return approximate == "tanh" ? map_in_place<GeluTanh>(x) : map_in_place<GeluErf>(x);
+}
+
+at::Tensor softplus(const at::Tensor& x, const at::Scalar& beta, const at::Scalar& threshold) {
+  const bool is_scaled = beta.toDouble() != 1.0;
+  const at::Tensor scaled = is_scaled ? x.mul(beta) : x;
+  const at::Tensor result = is_scaled ? map<Softplus>(scaled).div(beta) : map<Softplus>(scaled);
+  // Above 20, x is the result in any case.
+  return threshold.toDouble() < 20.0 ? x.where(scaled.gt(threshold), result) : result;
+}
+
+}  // namespace twostep::elementwise

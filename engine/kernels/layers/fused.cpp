@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -261,33 +260,3 @@ at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& 
 }
 
 }  // namespace twostep
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // x [..., H], weight [H], of the same dtype or float32 -> [..., H]
-  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
-  // -> residual + x, and its norm
-  library.def("add_rms_norm(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
-  // x [..., H], weight and bias [H] in float32 -> [..., H]
-  library.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor");
-  // qkv [T, (num_heads + 2 * num_kv_heads) * head_size]: norms, where given, and rotates queries and keys in place,
-  // or rotates and then norms; cos and sin [..., T, up to head_size], of the same dtype or float32
-  library.def(
-      "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
-      "Tensor? key_norm, float eps, bool in_pairs=False, bool norms_last=False, Tensor? query_scales=None) -> ()");
-  // blocks of 16 columns, gate and up in turn [T, 2 * F] -> activation(gate) * up [T, F]; silu or gelu_tanh
-  library.def("gate(Tensor gate_up, str activation) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("rms_norm", [](const at::Tensor& x, const at::Tensor& weight, double eps) {
-    return twostep::rms_norm(x, weight, eps);
-  });
-  library.impl("add_rms_norm", [](const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
-                                  double eps) { return twostep::add_rms_norm(residual, x, weight, eps); });
-  library.impl("layer_norm", [](const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                                double eps) { return twostep::layer_norm(x, weight, bias, eps); });
-  library.impl("rotate_heads", &twostep::rotate_heads);
-  library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
-    return twostep::gate(gate_up, twostep::activation_named(activation));
-  });
-}

@@ -1,7 +1,6 @@
 // The operators of linear layers whose weights have the format of the rows, float32 or bfloat16, or stay in the blocks
 // of a file, for rows of float32.
 
-#include <torch/library.h>
 
 #include <optional>
 #include <utility>
@@ -25,26 +24,6 @@ bool gates_itself(int64_t n) {
 void check_dtype(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16,
               "linear takes float32 or bfloat16, not ", tensor.scalar_type());
-}
-
-// Packs a weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded as uint8, on x86-64 where
-// its numbers allow it. The result is opaque to the caller.
-at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
-  check_dtype(weight);
-  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
-  const at::Tensor dense = weight.contiguous();
-  if (dense.scalar_type() == at::kFloat) return vector::pack<vector::Float32>(dense);
-#if defined(__AMX_BF16__)
-  if (amx::is_granted()) {
-    const std::optional<at::Tensor> coded = may_be_coded ? amx::pack_coded(dense) : std::nullopt;
-    return coded ? *coded : amx::pack(dense);
-  }
-#endif
-#if defined(__AVX2__)
-  const std::optional<at::Tensor> coded = may_be_coded ? vector::pack_coded(dense) : std::nullopt;
-  if (coded) return *coded;
-#endif
-  return vector::pack<vector::BFloat16>(dense);
 }
 
 // Columns of a panel and K of a step of a weight that is not coded.
@@ -116,7 +95,24 @@ void multiply_all(Problems<Element> problems) {
 
 }  // namespace
 
-// x [T, K], packed of weights [N, K], biases [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
+at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
+  check_dtype(weight);
+  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
+  const at::Tensor dense = weight.contiguous();
+  if (dense.scalar_type() == at::kFloat) return vector::pack<vector::Float32>(dense);
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) {
+    const std::optional<at::Tensor> coded = may_be_coded ? amx::pack_coded(dense) : std::nullopt;
+    return coded ? *coded : amx::pack(dense);
+  }
+#endif
+#if defined(__AVX2__)
+  const std::optional<at::Tensor> coded = may_be_coded ? vector::pack_coded(dense) : std::nullopt;
+  if (coded) return *coded;
+#endif
+  return vector::pack<vector::BFloat16>(dense);
+}
+
 at::Tensor grouped_linear(const at::Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   check_dtype(x);
   TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
@@ -136,15 +132,3 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
 }
 
 }  // namespace twostep
-
-TORCH_LIBRARY_FRAGMENT(twostep, m) {
-  m.def("pack_weight(Tensor weight, bool may_be_coded=True) -> Tensor");
-  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, m) {
-  m.impl("pack_weight", twostep::pack_weight);
-  m.impl("linear", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
-    return twostep::linear(x, packed, bias, n);
-  });
-}

@@ -1,7 +1,6 @@
 // The experts of a layer, and the registration of their classes.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <torch/custom_class.h>
@@ -18,6 +17,7 @@
 
 #include "base/huge_pages.h"
 #include "base/rows.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "moe/experts.h"
 
@@ -113,7 +113,7 @@ constexpr int64_t kKeptBytes = int64_t{64} << 20;
 at::Tensor outputs_of_many(int64_t rows, int64_t size, const at::Tensor& like) {
   static thread_local at::Tensor kept;
   const int64_t bytes = rows * size * like.element_size();
-  if (bytes > kKeptBytes) return at::empty({rows, size}, like.options());
+  if (bytes > kKeptBytes) return new_empty({rows, size}, like.options());
   if (!kept.defined() || kept.numel() < bytes) {
     kept.reset();
     kept = zeros_in_huge_pages({bytes}, like.options().dtype(at::kByte));
@@ -184,7 +184,7 @@ at::Tensor Experts::run(const at::Tensor& hidden, const at::Tensor& chosen, cons
   static thread_local Workspace work_of_few;
   Workspace work_of_many, &work = order.count() <= kFewSlots ? work_of_few : work_of_many;
   const at::Tensor outputs = multiply(*this, rows, order, chosen.size(1), work);
-  const at::Tensor result = at::empty({rows.size(0), down->out_features}, rows.options());
+  const at::Tensor result = new_empty({rows.size(0), down->out_features}, rows.options());
   const SlotWeights numbers(weights, rows.scalar_type());
   rows.scalar_type() == at::kFloat ? weigh_all<float>(outputs, order, numbers, chosen.size(1), result)
                                    : weigh_all<at::BFloat16>(outputs, order, numbers, chosen.size(1), result);

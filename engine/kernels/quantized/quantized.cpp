@@ -1,13 +1,11 @@
 // The operators of linear layers over quantized weights.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
+#include "base/tensors.h"
 #include "quantized/int4.h"
 #include "quantized/int4_levels.h"
 #include "quantized/int8.h"
@@ -25,30 +23,6 @@ namespace {
 
 void check_dtype(at::ScalarType dtype, const char* what) {
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, what, " float32 or bfloat16, not ", dtype);
-}
-
-// weight [N, K] -> codes [N, K] uint8, scales and minimums [N, groups of 256 or 32 along K] bfloat16.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight, int64_t bits, int64_t num_refits) {
-  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || bits == 4),
-              "what is quantized must be a non-empty matrix, to 8 or 4 bits");
-  check_dtype(weight.scalar_type(), "what is quantized must be");
-  const at::Tensor w = weight.contiguous();
-  const int64_t n = w.size(0), k = w.size(1);
-  const int64_t groups = divide_up(k, bits == 8 ? quantizing::kGroup8 : quantizing::kGroup4);
-  at::Tensor codes = at::empty({n, k}, w.options().dtype(at::kByte));
-  at::Tensor scales = at::empty({n, groups}, w.options().dtype(at::kBFloat16)), minimums = at::empty_like(scales);
-  const auto quantize_all = [&](const auto* rows) {
-    run_tasks(n, false, [&](int64_t i) {
-      auto* to = codes.mutable_data_ptr<uint8_t>() + i * k;
-      auto *s = scales.mutable_data_ptr<at::BFloat16>() + i * groups;
-      auto *m = minimums.mutable_data_ptr<at::BFloat16>() + i * groups;
-      bits == 8 ? quantizing::quantize_row<quantizing::kGroup8>(rows + i * k, k, bits, num_refits, to, s, m)
-                : quantizing::quantize_row_in_lanes(rows + i * k, k, bits, num_refits, to, s, m);
-    });
-  };
-  w.scalar_type() == at::kFloat ? quantize_all(w.const_data_ptr<float>())
-                                : quantize_all(w.const_data_ptr<at::BFloat16>());
-  return {codes, scales, minimums};
 }
 
 // Checks codes [N, K], and that `others` have a number for each group of `length` along K.
@@ -104,22 +78,61 @@ at::Tensor multiply_all(const at::Tensor& x, Shares shares, int64_t n, Activatio
   });
 }
 
-// weight [N, K] -> [N, K rounded up to a smallest block] float32: its product with transformed rows is that of weight
-// and rows.
-at::Tensor inverse_hadamard(const at::Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
-  check_dtype(weight.scalar_type(), "what is transformed must be");
-  const int64_t n = weight.size(0), k = weight.size(1);
-  at::Tensor all = at::zeros({n, round_up(k, hadamard::kSmallestBlock)}, at::kFloat);
-  all.narrow(1, 0, k).copy_(weight);
-  auto* numbers = all.mutable_data_ptr<float>();
-  run_tasks(n, false, [&](int64_t i) { hadamard::invert(numbers + i * all.size(1), all.size(1)); });
-  return all;
+#if defined(__AMX_INT8__)
+using Int8Weight = int8::TileWeight;
+using Int8WeightForWideRows = int8::TileWeightForWideRows;
+using Int4Weight = int4::TileWeight;
+#else
+using Int8Weight = int8::Weight;
+using Int8WeightForWideRows = int8::WeightForWideRows;
+using Int4Weight = int4::Weight;
+#endif
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight, int64_t bits, int64_t num_refits) {
+  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || bits == 4),
+              "what is quantized must be a non-empty matrix, to 8 or 4 bits");
+  check_dtype(weight.scalar_type(), "what is quantized must be");
+  const at::Tensor w = weight.contiguous();
+  const int64_t n = w.size(0), k = w.size(1);
+  const int64_t groups = divide_up(k, bits == 8 ? quantizing::kGroup8 : quantizing::kGroup4);
+  at::Tensor codes = new_empty({n, k}, w.options().dtype(at::kByte));
+  at::Tensor scales = new_empty({n, groups}, w.options().dtype(at::kBFloat16)), minimums = new_empty_like(scales);
+  const auto quantize_all = [&](const auto* rows) {
+    run_tasks(n, false, [&](int64_t i) {
+      auto* to = codes.mutable_data_ptr<uint8_t>() + i * k;
+      auto *s = scales.mutable_data_ptr<at::BFloat16>() + i * groups;
+      auto *m = minimums.mutable_data_ptr<at::BFloat16>() + i * groups;
+      bits == 8 ? quantizing::quantize_row<quantizing::kGroup8>(rows + i * k, k, bits, num_refits, to, s, m)
+                : quantizing::quantize_row_in_lanes(rows + i * k, k, bits, num_refits, to, s, m);
+    });
+  };
+  w.scalar_type() == at::kFloat ? quantize_all(w.const_data_ptr<float>())
+                                : quantize_all(w.const_data_ptr<at::BFloat16>());
+  return {codes, scales, minimums};
 }
 
-// ---- 8 bits ----
+std::tuple<at::Tensor, at::Tensor, at::Tensor> to_levels(const at::Tensor& weight, const at::Tensor& scales,
+                                                         const at::Tensor& minimums) {
+  check_dtype(weight.scalar_type(), "what is quantized must be");
+  const at::Tensor w = weight.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
+  const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, levels::kGroup);
+  at::Tensor codes = new_empty({n, k}, w.options().dtype(at::kByte)), found = new_empty({n, groups}, codes.options());
+  check_codes(codes, levels::kGroup, {s, m});
+  at::Tensor shared = new_empty({n, divide_up(k, levels::kScaleGroup)}, s.options());
+  const auto level_all = [&](const auto* rows) {
+    run_tasks(n, false, [&](int64_t i) {
+      levels::level_row(rows + i * k, k, s.const_data_ptr<at::BFloat16>() + i * groups,
+                        m.const_data_ptr<at::BFloat16>() + i * groups, codes.mutable_data_ptr<uint8_t>() + i * k,
+                        found.mutable_data_ptr<uint8_t>() + i * groups,
+                        shared.mutable_data_ptr<at::BFloat16>() + i * shared.size(1));
+    });
+  };
+  w.scalar_type() == at::kFloat ? level_all(w.const_data_ptr<float>()) : level_all(w.const_data_ptr<at::BFloat16>());
+  return {codes, found, shared};
+}
 
-// Packs a weight that `quantize` made in 8 bits.
 at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums) {
   check_codes(codes, quantizing::kGroup8, {scales, minimums});
   const at::Tensor c = codes.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
@@ -133,31 +146,6 @@ at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at
   });
 }
 
-// ---- 4 bits ----
-
-// weight [N, K] and what `quantize` made of it in 4 bits -> codes [N, K], levels [N, ceil(K / 32)] (zero << 4 |
-// multiplier) uint8, scales [N, ceil(K / 256)] bfloat16.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> to_levels(const at::Tensor& weight, const at::Tensor& scales,
-                                                         const at::Tensor& minimums) {
-  check_dtype(weight.scalar_type(), "what is quantized must be");
-  const at::Tensor w = weight.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
-  const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, levels::kGroup);
-  at::Tensor codes = at::empty({n, k}, w.options().dtype(at::kByte)), found = at::empty({n, groups}, codes.options());
-  check_codes(codes, levels::kGroup, {s, m});
-  at::Tensor shared = at::empty({n, divide_up(k, levels::kScaleGroup)}, s.options());
-  const auto level_all = [&](const auto* rows) {
-    run_tasks(n, false, [&](int64_t i) {
-      levels::level_row(rows + i * k, k, s.const_data_ptr<at::BFloat16>() + i * groups,
-                        m.const_data_ptr<at::BFloat16>() + i * groups, codes.mutable_data_ptr<uint8_t>() + i * k,
-                        found.mutable_data_ptr<uint8_t>() + i * groups,
-                        shared.mutable_data_ptr<at::BFloat16>() + i * shared.size(1));
-    });
-  };
-  w.scalar_type() == at::kFloat ? level_all(w.const_data_ptr<float>()) : level_all(w.const_data_ptr<at::BFloat16>());
-  return {codes, found, shared};
-}
-
-// Packs a weight that to_levels made.
 at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at::Tensor& scales) {
   check_codes(codes, levels::kGroup, {levels});
   check_codes(codes, levels::kScaleGroup, {scales});
@@ -171,9 +159,6 @@ at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at
   });
 }
 
-// weight [N, K] -> packed, as by the operators above one after the other: `inverse_hadamard` for rows of 8 bits,
-// `quantize`, `to_levels` for 4 bits, and a `pack`; and whether all of its numbers are finite, without which others may
-// be missing.
 std::tuple<at::Tensor, bool> quantize_and_pack(const at::Tensor& weight, int64_t bits, int64_t row_bits,
                                                int64_t num_refits) {
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || (bits == 4 && row_bits == 8)),
@@ -187,22 +172,21 @@ std::tuple<at::Tensor, bool> quantize_and_pack(const at::Tensor& weight, int64_t
                                        : quantize_rows(w.const_data_ptr<at::BFloat16>());
 }
 
-#if defined(__AMX_INT8__)
-using Int8Weight = int8::TileWeight;
-using Int8WeightForWideRows = int8::TileWeightForWideRows;
-using Int4Weight = int4::TileWeight;
-#else
-using Int8Weight = int8::Weight;
-using Int8WeightForWideRows = int8::WeightForWideRows;
-using Int4Weight = int4::Weight;
-#endif
+at::Tensor inverse_hadamard(const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
+  check_dtype(weight.scalar_type(), "what is transformed must be");
+  const int64_t n = weight.size(0), k = weight.size(1);
+  at::Tensor all = new_empty({n, round_up(k, hadamard::kSmallestBlock)}, at::kFloat).zero_();
+  all.narrow(1, 0, k).copy_(weight);
+  auto* numbers = all.mutable_data_ptr<float>();
+  run_tasks(n, false, [&](int64_t i) { hadamard::invert(numbers + i * all.size(1), all.size(1)); });
+  return all;
+}
 
 at::Tensor linear_int8_wide_rows(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                                  int64_t n) {
   return multiply_all<Int8WeightForWideRows>(x, share_of(x, packed, bias), n, Activation::kNone, {});
 }
-
-}  // namespace
 
 at::Tensor grouped_linear_int8(const at::Tensor& x, Shares shares, int64_t n, Activation activation,
                                const Buffer& out) {
@@ -225,29 +209,3 @@ at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std:
 }
 
 }  // namespace twostep
-
-TORCH_LIBRARY_FRAGMENT(twostep, m) {
-  m.def("quantize(Tensor weight, int bits, int num_refits) -> (Tensor, Tensor, Tensor)");
-  m.def("to_levels(Tensor weight, Tensor scales, Tensor minimums) -> (Tensor, Tensor, Tensor)");
-  m.def("pack_int8(Tensor codes, Tensor scales, Tensor minimums) -> Tensor");
-  m.def("pack_int4(Tensor codes, Tensor levels, Tensor scales) -> Tensor");
-  m.def("quantize_and_pack(Tensor weight, int bits, int row_bits, int num_refits) -> (Tensor, bool)");
-  m.def("inverse_hadamard(Tensor weight) -> Tensor");
-  m.def("linear_int8(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
-  m.def("linear_int8_wide_rows(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
-  m.def("linear_int4(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, m) {
-  m.impl("quantize", twostep::quantize);
-  m.impl("to_levels", twostep::to_levels);
-  m.impl("pack_int8", twostep::pack_int8);
-  m.impl("pack_int4", twostep::pack_int4);
-  m.impl("quantize_and_pack", twostep::quantize_and_pack);
-  m.impl("linear_int8", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                            int64_t n) { return twostep::linear_int8(x, packed, bias, n); });
-  m.impl("inverse_hadamard", twostep::inverse_hadamard);
-  m.impl("linear_int8_wide_rows", twostep::linear_int8_wide_rows);
-  m.impl("linear_int4", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                            int64_t n) { return twostep::linear_int4(x, packed, bias, n); });
-}

@@ -1,9 +1,7 @@
 // A causal convolution of each channel by itself over a few tokens (engine/mixers/convolution.py).
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -13,6 +11,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/operators.h"
@@ -84,7 +83,7 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
               "states are [slots, taps - 1, channels], of the rows' dtype");
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const at::Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
-  const at::Tensor output = at::empty({num_tokens, num_channels}, x.options());
+  const at::Tensor output = new_empty({num_tokens, num_channels}, x.options());
   with_element_of(x, "convolutions", [&]<class Element>(Element*) {
     const Problem<Element> problem{rows.const_data_ptr<Element>(),
                                    rows.stride(0),
@@ -118,19 +117,3 @@ at::Tensor short_convolution(const at::Tensor& rows, const at::Tensor& weight, c
 }
 
 }  // namespace twostep::recurrent
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // x [T, channels], weight [taps, channels] and bias [channels] in float32 -> [T, channels], with a silu if gated
-  library.def(
-      "causal_convolution(Tensor x, Tensor weight, Tensor? bias, bool is_gated, Tensor(a!) states, Tensor slots, "
-      "Tensor starts) -> Tensor");
-  // rows [T, 3 * channels]: gates of x, gates of the result, x -> [T, channels]
-  library.def(
-      "short_convolution(Tensor rows, Tensor weight, Tensor? bias, Tensor(a!) states, Tensor slots, Tensor starts) -> "
-      "Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("short_convolution", &twostep::recurrent::short_convolution);
-  library.impl("causal_convolution", &twostep::recurrent::convolution);
-}

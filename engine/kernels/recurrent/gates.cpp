@@ -1,9 +1,7 @@
 // What lies between the products of recurrent layers and of gated attention: rows that are multiplied by gates.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +12,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/operators.h"
@@ -88,7 +87,7 @@ at::Tensor gated_group_norm(const at::Tensor& x, const at::Tensor& gates, const 
                   num_groups > 0 && x.size(1) % num_groups == 0,
               "a weight has the rows' size, which is in groups, and the gates' dtype");
   const int64_t width = x.size(1);
-  const at::Tensor out = at::empty(x.sizes(), gates.options());
+  const at::Tensor out = new_empty(x.sizes(), gates.options());
   with_element_of(gates, "gates", [&]<class Element>(Element*) {
     auto* own = x.mutable_data_ptr<float>();
     const auto* factors = gates.const_data_ptr<Element>();
@@ -103,15 +102,3 @@ at::Tensor gated_group_norm(const at::Tensor& x, const at::Tensor& gates, const 
 }
 
 }  // namespace twostep::recurrent
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // x and gates [T, N] -> x * activation(gates), in x's place; sigmoid, silu or none
-  library.def("multiply_by_gates(Tensor(a!) x, Tensor gates, str activation) -> ()");
-  // x [T, N] in float32, of which it makes x * silu(gates), gates [T, N], weight [N] -> [T, N] as gates
-  library.def("gated_group_norm(Tensor(a!) x, Tensor gates, Tensor weight, float eps, int num_groups) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("multiply_by_gates", &twostep::recurrent::multiply_by_gates);
-  library.impl("gated_group_norm", &twostep::recurrent::gated_group_norm);
-}

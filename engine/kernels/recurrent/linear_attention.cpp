@@ -3,10 +3,7 @@
 // steps.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +15,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/matrix_states.h"
@@ -74,7 +72,7 @@ template <class Element>
 std::pair<at::Tensor, at::Tensor> unit_heads(const at::Tensor& rows, int64_t num_groups, int64_t key_size) {
   const int64_t num_tokens = rows.size(0), width = num_groups * key_size;
   const auto floats = rows.options().dtype(at::kFloat);
-  const at::Tensor queries = at::empty({num_tokens, width}, floats), keys = at::empty({num_tokens, width}, floats);
+  const at::Tensor queries = new_empty({num_tokens, width}, floats), keys = new_empty({num_tokens, width}, floats);
   auto *query = queries.mutable_data_ptr<float>(), *key = keys.mutable_data_ptr<float>();
   const auto* from = rows.const_data_ptr<Element>();
   const float scale = float(1.0 / std::sqrt(double(key_size)));
@@ -99,7 +97,7 @@ at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, cons
   check_states(states, value.size(1), key.size(2), value.size(2));
   const at::Tensor queries = query.contiguous(), keys = key.contiguous(), values = value.contiguous();
   const at::Tensor decays = decay.contiguous(), rates = rate ? rate->contiguous() : at::Tensor();
-  const at::Tensor output = at::empty_like(values);
+  const at::Tensor output = new_empty_like(values);
   const Problem<float> problem{queries.const_data_ptr<float>(), keys.const_data_ptr<float>(),
                                decays.const_data_ptr<float>(), rate ? rates.const_data_ptr<float>() : nullptr,
                                values.const_data_ptr<float>(), values.stride(0), states.mutable_data_ptr<float>(),
@@ -114,7 +112,7 @@ std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at
   check_gates(write, time_step, decay_rates, time_bias);
   const int64_t num_tokens = write.size(0), num_heads = write.size(1);
   const auto floats = write.options().dtype(at::kFloat);
-  const at::Tensor decays = at::empty({num_tokens, num_heads}, floats), rates = at::empty_like(decays);
+  const at::Tensor decays = new_empty({num_tokens, num_heads}, floats), rates = new_empty_like(decays);
   auto *decay = decays.mutable_data_ptr<float>(), *rate = rates.mutable_data_ptr<float>();
   const auto *own_rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
   with_element_of(write, "delta rules", [&]<class Element>(Element* element) {
@@ -147,7 +145,7 @@ at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, cons
   check_states(states, num_heads, key_size, value_size);
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const at::Tensor rows = qkv.stride(1) == 1 ? qkv : qkv.contiguous();
-  const at::Tensor output = at::empty({num_tokens, num_heads * value_size}, qkv.options());
+  const at::Tensor output = new_empty({num_tokens, num_heads * value_size}, qkv.options());
   at::Tensor decays, rates;
   std::tie(decays, rates) = delta_gates(write, time_step, decay_rates, time_bias);
   with_element_of(rows, "delta rules", [&]<class Element>(Element*) {
@@ -171,24 +169,3 @@ at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, cons
 }
 
 }  // namespace twostep::recurrent
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // query and key [T, groups, key size], value [T, heads, value size], decay [T, heads, 1 or key size] -> as value
-  library.def(
-      "linear_attention(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? rate, Tensor(a!) states, "
-      "Tensor slots, Tensor starts) -> Tensor");
-  // write and time_step [T, heads], decay_rates and time_bias [heads] in float32 -> decay and rate [T, heads], too
-  library.def(
-      "delta_gates(Tensor write, Tensor time_step, Tensor decay_rates, Tensor time_bias) -> (Tensor, Tensor)");
-  // qkv [T, groups * 2 * key size + heads * value size], write and time_step [T, heads], decay_rates and time_bias
-  // [heads] in float32 -> [T, heads * value size]
-  library.def(
-      "gated_delta_rule(Tensor qkv, Tensor write, Tensor time_step, Tensor decay_rates, Tensor time_bias, "
-      "int num_groups, Tensor(a!) states, Tensor slots, Tensor starts) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("linear_attention", &twostep::recurrent::linear_attention);
-  library.impl("delta_gates", &twostep::recurrent::delta_gates);
-  library.impl("gated_delta_rule", &twostep::recurrent::gated_delta_rule);
-}

@@ -2,10 +2,7 @@
 // time per head and token.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <cstdint>
 #include <tuple>
@@ -13,6 +10,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/matrix_states.h"
@@ -29,8 +27,8 @@ std::tuple<at::Tensor, at::Tensor> mamba2_gates(const at::Tensor& time_step, con
     TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_contiguous() && each.numel() == num_heads,
                 "each head has a rate and a bias in float32");
   }
-  const at::Tensor decays = at::empty({num_tokens, num_heads}, time_step.options().dtype(at::kFloat));
-  const at::Tensor times = at::empty_like(decays);
+  const at::Tensor decays = new_empty({num_tokens, num_heads}, time_step.options().dtype(at::kFloat));
+  const at::Tensor times = new_empty_like(decays);
   auto *decay = decays.mutable_data_ptr<float>(), *time = times.mutable_data_ptr<float>();
   const auto *rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
   with_element_of(time_step, "scans of Mamba-2", [&]<class Element>(Element* element) {
@@ -75,7 +73,7 @@ at::Tensor mamba2_scan(const at::Tensor& rows, const at::Tensor& time_step, cons
   const at::Tensor writes = widened(own.narrow(1, inner, width)), reads = widened(own.narrow(1, inner + width, width));
   const at::Tensor keys = writes.contiguous(), queries = reads.contiguous();
   const auto [decays, times] = mamba2_gates(time_step, decay_rates, time_bias, least_time, most_time);
-  const at::Tensor output = at::empty({num_tokens, inner}, rows.options().dtype(at::kFloat));
+  const at::Tensor output = new_empty({num_tokens, inner}, rows.options().dtype(at::kFloat));
   const auto *decay = decays.const_data_ptr<float>(), *time = times.const_data_ptr<float>();
   with_element_of(own, "scans of Mamba-2", [&]<class Element>(Element*) {
     const Problem<Element, float> problem{queries.const_data_ptr<float>(),
@@ -99,20 +97,3 @@ at::Tensor mamba2_scan(const at::Tensor& rows, const at::Tensor& time_step, cons
 }
 
 }  // namespace twostep::recurrent
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // time_step [T, heads], decay_rates and time_bias [heads] in float32 -> decay and time [T, heads] in float32
-  library.def(
-      "mamba2_gates(Tensor time_step, Tensor decay_rates, Tensor time_bias, float least_time, float most_time) -> "
-      "(Tensor, Tensor)");
-  // rows [T, heads * head size + 2 * groups * state size], time_step [T, heads], decay_rates, time_bias and skip
-  // [heads] in float32 -> [T, heads * head size] in float32
-  library.def(
-      "mamba2_scan(Tensor rows, Tensor time_step, Tensor decay_rates, Tensor time_bias, Tensor skip, float least_time, "
-      "float most_time, int num_groups, Tensor(a!) states, Tensor slots, Tensor starts) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("mamba2_gates", &twostep::recurrent::mamba2_gates);
-  library.impl("mamba2_scan", &twostep::recurrent::mamba2_scan);
-}

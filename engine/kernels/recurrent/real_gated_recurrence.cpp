@@ -2,9 +2,7 @@
 // number of state, which decays at each token and gets its input.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/operators.h"
@@ -83,7 +82,7 @@ at::Tensor real_gated_recurrence(const at::Tensor& x, const at::Tensor& gates, c
   check(x, gates, rates, is_first, states);
   const Sequences sequences(slots, starts, states.size(0), x.size(0));
   const at::Tensor inputs = x.contiguous(), own_gates = gates.contiguous(), firsts = is_first.contiguous();
-  const at::Tensor output = at::empty_like(inputs);
+  const at::Tensor output = new_empty_like(inputs);
   with_element_of(inputs, "real-gated recurrences", [&]<class Element>(Element*) {
     const Problem<Element> problem{inputs.const_data_ptr<Element>(), own_gates.const_data_ptr<Element>(),
                                    rates.const_data_ptr<float>(),    firsts.const_data_ptr<bool>(),
@@ -99,14 +98,3 @@ at::Tensor real_gated_recurrence(const at::Tensor& x, const at::Tensor& gates, c
 }
 
 }  // namespace twostep::recurrent
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // x [T, channels], gates [T, heads, 2, channels / heads], rates [channels] in float32, is_first [T] -> as x
-  library.def(
-      "real_gated_recurrence(Tensor x, Tensor gates, Tensor rates, Tensor is_first, Tensor(a!) states, Tensor slots, "
-      "Tensor starts) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("real_gated_recurrence", &twostep::recurrent::real_gated_recurrence);
-}

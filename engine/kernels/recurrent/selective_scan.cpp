@@ -2,15 +2,14 @@
 // at each token, get its input and are read.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "base/sizes.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/operators.h"
@@ -84,7 +83,7 @@ at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& time_step, cons
     TORCH_CHECK(each.scalar_type() == at::kFloat, "a selective scan is computed in float32");
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const at::Tensor inputs = x.contiguous(), times = time_step.contiguous(), own_rates = rates.contiguous();
-  const at::Tensor writes = write.contiguous(), reads = read.contiguous(), output = at::empty_like(inputs);
+  const at::Tensor writes = write.contiguous(), reads = read.contiguous(), output = new_empty_like(inputs);
   const Problem problem{inputs.const_data_ptr<float>(), times.const_data_ptr<float>(),
                         own_rates.const_data_ptr<float>(), writes.const_data_ptr<float>(),
                         reads.const_data_ptr<float>(), states.mutable_data_ptr<float>(),
@@ -99,12 +98,3 @@ at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& time_step, cons
 }
 
 }  // namespace twostep::recurrent
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // x and time_step [T, channels], rates [channels, state size], write and read [T, state size] -> [T, channels]
-  library.def(
-      "selective_scan(Tensor x, Tensor time_step, Tensor rates, Tensor write, Tensor read, Tensor(a!) states, "
-      "Tensor slots, Tensor starts) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("selective_scan", &twostep::recurrent::selective_scan); }

@@ -1,19 +1,18 @@
 // Greedy sampling: the likeliest token of each row, from logits in the model's own dtype.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <cmath>
 
+#include "base/operators.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "sampling/logits.h"
 
+namespace twostep {
 namespace {
-
-using namespace twostep;
 
 template <class Element>
 void argmax_rows(const at::Tensor& logits, int64_t* to) {
@@ -28,11 +27,12 @@ void argmax_rows(const at::Tensor& logits, int64_t* to) {
   });
 }
 
-// logits [T, V] -> [T] int64, or kNoToken
+}  // namespace
+
 at::Tensor argmax(const at::Tensor& logits) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
   const at::Tensor rows = logits.contiguous();
-  at::Tensor found = at::empty({rows.size(0)}, rows.options().dtype(at::kLong));
+  at::Tensor found = new_empty({rows.size(0)}, rows.options().dtype(at::kLong));
   switch (rows.scalar_type()) {
     case at::kFloat: argmax_rows<float>(rows, found.mutable_data_ptr<int64_t>()); break;
     case at::kBFloat16: argmax_rows<at::BFloat16>(rows, found.mutable_data_ptr<int64_t>()); break;
@@ -41,8 +41,4 @@ at::Tensor argmax(const at::Tensor& logits) {
   return found;
 }
 
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) { library.def("argmax(Tensor logits) -> Tensor"); }
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("argmax", &argmax); }
+}  // namespace twostep

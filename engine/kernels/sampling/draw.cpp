@@ -3,10 +3,8 @@
 // needs to sort.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,13 +12,14 @@
 #include <cstring>
 #include <memory>
 
+#include "base/operators.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "sampling/logits.h"
 
+namespace twostep {
 namespace {
-
-using namespace twostep;
 
 using Weight = uint32_t;  // of a token; the likeliest one has kLargest
 constexpr Weight kLargest = 1 << 30;
@@ -167,13 +166,13 @@ void check(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tens
   TORCH_CHECK(likeliest.scalar_type() == at::kLong && controls.scalar_type() == at::kDouble, "of int64 and float64");
 }
 
-// logits [T, V], likeliest [T] int64 or kNoToken, controls [T, 5] float64: temperature, number, top_k, top_p, min_p ->
-// [T] int64
+}  // namespace
+
 at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tensor& controls) {
   check(logits, likeliest, controls);
   const at::Tensor rows = logits.contiguous(), tokens = likeliest.contiguous(), all_controls = controls.contiguous();
   check_tokens(tokens, rows.size(1), kNoToken);
-  at::Tensor drawn = at::empty(tokens.sizes(), tokens.options());
+  at::Tensor drawn = new_empty(tokens.sizes(), tokens.options());
   const auto draw = [&]<class Element>(Element) {
     draw_rows<Element>(rows, tokens.const_data_ptr<int64_t>(),
                        reinterpret_cast<const Controls*>(all_controls.const_data_ptr<double>()),
@@ -187,24 +186,13 @@ at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, co
   return drawn;
 }
 
-// logits [V] float32, of which `largest` is the largest -> [V] int64: the weights of draw_tokens, for its tests
 at::Tensor token_weights(const at::Tensor& logits, double largest, double temperature) {
   TORCH_CHECK(logits.dim() == 1 && logits.is_contiguous(), "logits are a row [V]");
   TORCH_CHECK(logits.scalar_type() == at::kFloat, "of float32");
-  at::Tensor weights = at::empty(logits.sizes(), logits.options().dtype(at::kInt));
+  at::Tensor weights = new_empty(logits.sizes(), logits.options().dtype(at::kInt));
   weigh(logits.const_data_ptr<float>(), logits.size(0), largest, temperature,
         reinterpret_cast<Weight*>(weights.mutable_data_ptr<int32_t>()));
   return weights.to(at::kLong);
 }
 
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  library.def("draw_tokens(Tensor logits, Tensor likeliest, Tensor controls) -> Tensor");
-  library.def("token_weights(Tensor logits, float largest, float temperature) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("draw_tokens", &draw_tokens);
-  library.impl("token_weights", &token_weights);
-}
+}  // namespace twostep

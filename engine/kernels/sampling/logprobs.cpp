@@ -1,10 +1,8 @@
 // Log-probabilities of tokens and of the likeliest tokens; engine/runner/logprobs.py has the same in torch.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,13 +10,14 @@
 #include <limits>
 #include <tuple>
 
+#include "base/operators.h"
+#include "base/tensors.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "sampling/logits.h"
 
+namespace twostep {
 namespace {
-
-using namespace twostep;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -101,8 +100,8 @@ void score_rows(const at::Tensor& logits, const int64_t* tokens, Scores& scores)
   });
 }
 
-// logits [T, V], tokens [T] int64 -> of each row the token's log-probability [T] float32 and rank [T] int64, and the
-// num_top largest log-probabilities with their tokens, [T, num_top]
+}  // namespace
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> score_tokens(const at::Tensor& logits,
                                                                         const at::Tensor& tokens, int64_t num_top) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
@@ -112,9 +111,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> score_tokens(const at
   const at::Tensor rows = logits.contiguous(), ids = tokens.contiguous();
   check_tokens(ids, rows.size(1));
   const int64_t num_rows = rows.size(0);
-  Scores scores{at::empty({num_rows}, rows.options().dtype(at::kFloat)), at::empty({num_rows}, ids.options()),
-                at::empty({num_rows, num_top}, rows.options().dtype(at::kFloat)),
-                at::empty({num_rows, num_top}, ids.options())};
+  Scores scores{new_empty({num_rows}, rows.options().dtype(at::kFloat)), new_empty({num_rows}, ids.options()),
+                new_empty({num_rows, num_top}, rows.options().dtype(at::kFloat)),
+                new_empty({num_rows, num_top}, ids.options())};
   switch (rows.scalar_type()) {
     case at::kFloat: score_rows<float>(rows, ids.const_data_ptr<int64_t>(), scores); break;
     case at::kBFloat16: score_rows<at::BFloat16>(rows, ids.const_data_ptr<int64_t>(), scores); break;
@@ -123,10 +122,4 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> score_tokens(const at
   return {scores.logprobs, scores.ranks, scores.top_logprobs, scores.top_ids};
 }
 
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  library.def("score_tokens(Tensor logits, Tensor tokens, int num_top) -> (Tensor, Tensor, Tensor, Tensor)");
-}
-
-TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("score_tokens", &score_tokens); }
+}  // namespace twostep

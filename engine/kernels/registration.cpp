@@ -1,0 +1,198 @@
+// Registers the operators with torch, as torch.ops.twostep; base/operators.h and recurrent/operators.h say what they
+// do. Classes of decoder layers are registered in layers/decoder.cpp. Torch's header for this takes a compiler
+// longer than most kernels do: no other source of an operator includes it.
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "attention/caches.h"
+#include "base/activations.h"
+#include "base/operators.h"
+#include "layers/elementwise.h"
+#include "recurrent/operators.h"
+
+namespace twostep {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// Torch warns whenever one of its own kernels is replaced, which is intended here.
+struct Quiet : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// Replaces torch's activations of CPU tensors, process-wide, so that model code need not be changed wherever it calls
+// them.
+void replace_activations() {
+  static Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  static const bool done = [] {
+    library.impl("silu", &elementwise::silu);
+    library.impl("silu_", &elementwise::silu_in_place);
+    library.impl("sigmoid", &elementwise::sigmoid);
+    library.impl("sigmoid_", &elementwise::sigmoid_in_place);
+    library.impl("gelu", &elementwise::gelu);
+    library.impl("gelu_", &elementwise::gelu_in_place);
+    library.impl("softplus", &elementwise::softplus);
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+}  // namespace
+}  // namespace twostep
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  library.def("replace_activations() -> ()", &twostep::replace_activations);
+  library.def(
+      "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor cu_seqlens_q, "
+      "Tensor context_lens, float scaling, int? sliding_window, float? softcap, Tensor? sinks) -> Tensor");
+  library.def(
+      "choose_slots(Tensor query, Tensor weights, Tensor index_keys, Tensor block_tables, Tensor cu_seqlens_q, "
+      "Tensor context_lens, int num_chosen) -> Tensor");
+  library.def(
+      "write_kv(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping) -> ()");
+
+  library.def("pack_blocks(Tensor[] rows, int[] kinds, bool for_integers=False) -> Tensor?");
+  library.def("expand_blocks(Tensor rows, int kind) -> Tensor");
+  library.def("take_block_rows(Tensor packed, Tensor numbers) -> Tensor");
+
+  library.def("square_relu(Tensor(a!) x) -> ()");
+  library.def("xielu(Tensor(a!) x, float positive, float negative, float slope, float bound) -> ()");
+
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("add_rms_norm(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  library.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor");
+  library.def(
+      "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
+      "Tensor? key_norm, float eps, bool in_pairs=False, bool norms_last=False, Tensor? query_scales=None) -> ()");
+  library.def("gate(Tensor gate_up, str activation) -> Tensor");
+
+  library.def("pack_weight(Tensor weight, bool may_be_coded=True) -> Tensor");
+  library.def("linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+
+  library.def("quantize(Tensor weight, int bits, int num_refits) -> (Tensor, Tensor, Tensor)");
+  library.def("to_levels(Tensor weight, Tensor scales, Tensor minimums) -> (Tensor, Tensor, Tensor)");
+  library.def("pack_int8(Tensor codes, Tensor scales, Tensor minimums) -> Tensor");
+  library.def("pack_int4(Tensor codes, Tensor levels, Tensor scales) -> Tensor");
+  library.def("quantize_and_pack(Tensor weight, int bits, int row_bits, int num_refits) -> (Tensor, bool)");
+  library.def("inverse_hadamard(Tensor weight) -> Tensor");
+  library.def("linear_int8(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+  library.def("linear_int8_wide_rows(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+  library.def("linear_int4(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+
+  library.def(
+      "causal_convolution(Tensor x, Tensor weight, Tensor? bias, bool is_gated, Tensor(a!) states, Tensor slots, "
+      "Tensor starts) -> Tensor");
+  library.def(
+      "short_convolution(Tensor rows, Tensor weight, Tensor? bias, Tensor(a!) states, Tensor slots, Tensor starts) -> "
+      "Tensor");
+
+  library.def("multiply_by_gates(Tensor(a!) x, Tensor gates, str activation) -> ()");
+  library.def("gated_group_norm(Tensor(a!) x, Tensor gates, Tensor weight, float eps, int num_groups) -> Tensor");
+
+  library.def(
+      "linear_attention(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? rate, Tensor(a!) states, "
+      "Tensor slots, Tensor starts) -> Tensor");
+  library.def(
+      "delta_gates(Tensor write, Tensor time_step, Tensor decay_rates, Tensor time_bias) -> (Tensor, Tensor)");
+  library.def(
+      "gated_delta_rule(Tensor qkv, Tensor write, Tensor time_step, Tensor decay_rates, Tensor time_bias, "
+      "int num_groups, Tensor(a!) states, Tensor slots, Tensor starts) -> Tensor");
+
+  library.def(
+      "mamba2_gates(Tensor time_step, Tensor decay_rates, Tensor time_bias, float least_time, float most_time) -> "
+      "(Tensor, Tensor)");
+  library.def(
+      "mamba2_scan(Tensor rows, Tensor time_step, Tensor decay_rates, Tensor time_bias, Tensor skip, float least_time, "
+      "float most_time, int num_groups, Tensor(a!) states, Tensor slots, Tensor starts) -> Tensor");
+
+  library.def(
+      "real_gated_recurrence(Tensor x, Tensor gates, Tensor rates, Tensor is_first, Tensor(a!) states, Tensor slots, "
+      "Tensor starts) -> Tensor");
+
+  library.def(
+      "selective_scan(Tensor x, Tensor time_step, Tensor rates, Tensor write, Tensor read, Tensor(a!) states, "
+      "Tensor slots, Tensor starts) -> Tensor");
+
+  library.def("argmax(Tensor logits) -> Tensor");
+  library.def("draw_tokens(Tensor logits, Tensor likeliest, Tensor controls) -> Tensor");
+  library.def("token_weights(Tensor logits, float largest, float temperature) -> Tensor");
+  library.def("score_tokens(Tensor logits, Tensor tokens, int num_top) -> (Tensor, Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) {
+  using namespace twostep;
+  library.impl("paged_attention", [](const at::Tensor& query, const at::Tensor& key_cache,
+                                     const at::Tensor& value_cache, const at::Tensor& block_tables,
+                                     const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens, double scaling,
+                                     std::optional<int64_t> sliding_window, std::optional<double> softcap,
+                                     const OptionalTensor& sinks) {
+    return paged_attention(query, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
+                           sliding_window, softcap, sinks)
+        .view({query.size(0), query.size(1), num_numbers(value_cache)});
+  });
+  library.impl("choose_slots", &choose_slots);
+  library.impl("write_kv", &write_kv);
+
+  library.impl("pack_blocks", &pack_blocks);
+  library.impl("expand_blocks", &expand_blocks);
+  library.impl("take_block_rows", &take_block_rows);
+
+  library.impl("square_relu", &square_relu);
+  library.impl("xielu", [](const at::Tensor& x, double positive, double negative, double slope, double bound) {
+    xielu(x, {positive, negative, slope, bound});
+  });
+
+  library.impl("rms_norm", [](const at::Tensor& x, const at::Tensor& weight, double eps) {
+    return rms_norm(x, weight, eps);
+  });
+  library.impl("add_rms_norm", [](const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
+                                  double eps) { return add_rms_norm(residual, x, weight, eps); });
+  library.impl("layer_norm", [](const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                                double eps) { return layer_norm(x, weight, bias, eps); });
+  library.impl("rotate_heads", &rotate_heads);
+  library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
+    return gate(gate_up, activation_named(activation));
+  });
+
+  library.impl("pack_weight", &pack_weight);
+  library.impl("linear", [](const at::Tensor& x, const at::Tensor& packed, const OptionalTensor& bias, int64_t n) {
+    return linear(x, packed, bias, n);
+  });
+
+  library.impl("quantize", &quantize);
+  library.impl("to_levels", &to_levels);
+  library.impl("pack_int8", &pack_int8);
+  library.impl("pack_int4", &pack_int4);
+  library.impl("quantize_and_pack", &quantize_and_pack);
+  library.impl("linear_int8", [](const at::Tensor& x, const at::Tensor& packed, const OptionalTensor& bias,
+                                 int64_t n) { return linear_int8(x, packed, bias, n); });
+  library.impl("inverse_hadamard", &inverse_hadamard);
+  library.impl("linear_int8_wide_rows", &linear_int8_wide_rows);
+  library.impl("linear_int4", [](const at::Tensor& x, const at::Tensor& packed, const OptionalTensor& bias,
+                                 int64_t n) { return linear_int4(x, packed, bias, n); });
+
+  library.impl("short_convolution", &recurrent::short_convolution);
+  library.impl("causal_convolution", &recurrent::convolution);
+  library.impl("multiply_by_gates", &recurrent::multiply_by_gates);
+  library.impl("gated_group_norm", &recurrent::gated_group_norm);
+  library.impl("linear_attention", &recurrent::linear_attention);
+  library.impl("delta_gates", &recurrent::delta_gates);
+  library.impl("gated_delta_rule", &recurrent::gated_delta_rule);
+  library.impl("mamba2_gates", &recurrent::mamba2_gates);
+  library.impl("mamba2_scan", &recurrent::mamba2_scan);
+  library.impl("real_gated_recurrence", &recurrent::real_gated_recurrence);
+  library.impl("selective_scan", &recurrent::selective_scan);
+
+  library.impl("argmax", &argmax);
+  library.impl("draw_tokens", &draw_tokens);
+  library.impl("token_weights", &token_weights);
+  library.impl("score_tokens", &score_tokens);
+}
