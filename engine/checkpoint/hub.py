@@ -27,7 +27,7 @@ def look_for_hub(model: str) -> None:
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
-        logger.warning("%s cannot be found (%s): only what was downloaded before can be served", host, error.strerror)
+        logger.warning("%s cannot be found (%s): only what was downloaded before can be used", host, error.strerror)
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 

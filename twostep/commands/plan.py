@@ -89,11 +89,16 @@ def main(arguments: Sequence[str]) -> int:
     for flag, count in (("--prompt-tokens", parsed.prompt_tokens), ("--output-tokens", parsed.output_tokens)):
         if count < 1:
             own.error(f"{flag} must be at least 1")
-    from engine.model.planning.estimate import estimate
+    from engine.checkpoint.hub import look_for_hub
+    from engine.checkpoint.local import is_local
     from server.settings.settings import EMBEDDED_MODEL, EMBEDDED_MODEL_DIR
 
     if parsed.model == EMBEDDED_MODEL:
         parsed.model = str(EMBEDDED_MODEL_DIR)
+    if not is_local(parsed.model):
+        look_for_hub(parsed.model)
+    from engine.model.planning.estimate import estimate
+
     found = estimate(parsed.model, parsed.revision)
     if parsed.prompt_tokens >= found.max_model_len:
         own.error(f"--prompt-tokens must be less than the model's context of {found.max_model_len:,} tokens")

@@ -49,6 +49,8 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match="encoder-decoder"):
         estimate(str(tmp_path))
+    with pytest.raises(ModelError, match="get it with twostep pull org/model:Q4_0, and name its path"):
+        estimate("org/model:Q4_0")
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "many"}')
     with pytest.raises(ModelError, match=r"cannot be told from its config\.json"):
         estimate(str(tmp_path))
