@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from server.settings.settings import Settings
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.soak.server import ROOT
 from twostep.cli import main
+from twostep.commands import endpoint
 from twostep.commands.burst import BurstTimes
 from twostep.commands.client import Answer
 from twostep.commands.completion import flags_of_commands
@@ -344,6 +346,19 @@ def test_models_are_listed_with_their_sizes(tmp_path: Path, monkeypatch: pytest.
     first, second, total = capsys.readouterr().out.splitlines()
     assert first.startswith("org/large    3.0 MiB") and second.startswith("org/small   10 bytes")
     assert total == "2 models, 3.0 MiB"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.04, 0.08, 0.3])
+def test_a_server_that_is_ended_while_it_starts_says_nothing(
+    seconds: float, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    def interrupt(*_: object) -> str:
+        time.sleep(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(endpoint, "_url_of", interrupt)
+    assert main(["run", "embedded", "Hi"]) == 130
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_a_server_a_command_starts_its_own_and_ends_it(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def _started(model: str | None, flags: Sequence[str]) -> Generator[Endpoint, Non
         try:
             yield Endpoint(_url_of(process, model), key, is_local=True)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # Python would answer SIGINT with a traceback while it starts
             try:
                 process.communicate(timeout=_END_S)
             except subprocess.TimeoutExpired:
