@@ -30,6 +30,10 @@ embedded toy model is served, which needs no download.
 Every flag can also be set in the environment (--max-num-seqs is TWOSTEP_MAX_NUM_SEQS) and in a YAML file given with
 --config (max-num-seqs: 32). A flag wins over the environment, the environment over the file."""
 _KEY_DESCRIPTION = "Make a random API key: its entry for --api-keys-file on stdout, the key itself on stderr."
+_KEY_EXAMPLES = """\
+examples:
+  twostep key alice >> keys.yaml                       adds her entry, and shows the key
+  twostep serve --api-keys-file keys.yaml              for whoever has a key of the file"""
 _EXAMPLES = """\
 examples:
   twostep serve                                        try it with the embedded toy model
@@ -135,7 +139,13 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    key = commands.add_parser("key", help="make an API key for --api-keys-file", description=_KEY_DESCRIPTION)
+    key = commands.add_parser(
+        "key",
+        help="make an API key for --api-keys-file",
+        description=_KEY_DESCRIPTION,
+        epilog=_KEY_EXAMPLES,
+        formatter_class=_Formatter,
+    )
     key.add_argument("name", metavar="NAME", help="whose key it is: in the log, the metrics and the file")
     groups: dict[str, Any] = {}
     for name, field in Settings.model_fields.items():

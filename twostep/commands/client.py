@@ -102,6 +102,8 @@ class ChatClient:
     def _errors(self) -> Generator[None, None, None]:
         try:
             yield
+        except httpx.ConnectError as error:
+            raise EndpointError(f"{self._url} cannot be asked: {error}. Is the server running?") from error
         except httpx.TransportError as error:
             raise EndpointError(f"{self._url} cannot be asked: {str(error) or type(error).__name__}.") from error
         except (ValueError, KeyError, TypeError) as error:
