@@ -199,7 +199,8 @@ def _status_message(scope: Scope, error: HTTPException) -> str:
         case HTTPStatus.NOT_FOUND:
             return f"There is no route {scope['path']}. All routes are listed at /docs."
         case HTTPStatus.METHOD_NOT_ALLOWED:
-            return f"{scope['path']} does not answer to {scope['method']}."
+            allowed = (error.headers or {}).get("Allow", "")
+            return f"{scope['path']} does not answer to {scope['method']}: use {allowed.replace(', ', ' or ')}."
         case _:
             return error.detail
 

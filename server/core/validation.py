@@ -21,7 +21,18 @@ def problem_of(errors: Sequence[ErrorDetails | Any], depth: int = 0) -> BadReque
     if not path:
         return BadRequestError(f"The body must be a JSON object: {problem['msg']}.")
     place = ".".join(path)
-    return BadRequestError(f"{place}: {problem['msg']}.", place if path[0] in _NESTED_PARAMS else path[0])
+    return BadRequestError(f"{place}{_told(problem)}.", place if path[0] in _NESTED_PARAMS else path[0])
+
+
+def _told(problem: ErrorDetails | Any) -> str:
+    """Returns what is wrong at a place, to be read behind its name."""
+    match problem["type"]:
+        case "extra_forbidden":
+            return " is no parameter"
+        case "rule":
+            return f" {problem['msg']}"
+        case _:
+            return f": {problem['msg']}"
 
 
 def _is_tag(part: int | str) -> bool:

@@ -33,7 +33,7 @@ def _only(neutral: Any, reason: str) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if value != neutral:
-            raise PydanticCustomError("option", reason)
+            raise PydanticCustomError("rule", reason)
         return value
 
     return AfterValidator(check)
@@ -85,7 +85,7 @@ class OllamaOptions(ClosedModel):
 
 def _no_images(images: Any) -> Any:
     if images not in (None, []):
-        raise PydanticCustomError("images", "is not supported: the model reads text only")
+        raise PydanticCustomError("rule", "is not supported: the model reads text only")
     return []
 
 

@@ -182,7 +182,9 @@ def test_unknown_routes_and_methods(server: LiveServer, method: str, path: str, 
     ("path", "methods"), [("/v1/requests/x", "DELETE, GET, HEAD"), ("/v1/completions", "POST"), ("/docs", "GET, HEAD")]
 )
 def test_a_405_names_all_methods_of_its_path(server: LiveServer, path: str, methods: str) -> None:
-    assert server.client.put(path).headers["allow"] == methods
+    response = server.client.put(path)
+    assert response.headers["allow"] == methods
+    assert error_of(response)["message"] == f"{path} does not answer to PUT: use {methods.replace(', ', ' or ')}."
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])

@@ -135,6 +135,8 @@ def test_arguments_with_half_a_character_are_refused_by_their_place(server: Live
             ("suffix", "x"), ("images", ["x"]), ("template", "x"), ("context", [1]), ("temperature", 0.5),
             ("logprobs", True), ("top_logprobs", 2), ("n", 2), ("max_tokens", 3), ("response_format", {"type": "json"}),
         )),
+        ({"options": {"mirostat": 1}}, "options.mirostat is not supported: use temperature"),
+        ({"options": {"unknown": 1}}, "options.unknown is no parameter."),
         ({"options": {"num_predict": 0}}, "options.num_predict must be at least 1, or -1"),
         ({"format": "xml"}, "format"),
         ({"format": {"type": "object", "not": {}}}, "format: "),
@@ -158,7 +160,7 @@ def test_what_would_change_an_answer_is_refused_by_name(
 
 def test_images_of_messages_are_refused(server: LiveServer) -> None:
     refused = server.ollama([{"role": "user", "content": "Hi", "images": ["iVBO"]}])
-    assert refused.json()["error"] == "messages.0.images: is not supported: the model reads text only."
+    assert refused.json()["error"] == "messages.0.images is not supported: the model reads text only."
 
 
 def test_other_endpoints_refuse_what_is_ollamas(server: LiveServer) -> None:
