@@ -1,6 +1,5 @@
 """Chat requests that other APIs' requests are translated to."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +7,7 @@ from server.core.errors import BadRequestError
 from server.protocol.chat import ChatRequest
 from server.protocol.generation import SamplingFields
 from server.protocol.request import RequestFields
+from server.tools.json_text import json_text
 
 
 def chat_request(request: RequestFields, fields: Mapping[str, Any]) -> ChatRequest:
@@ -22,7 +22,7 @@ def chat_request(request: RequestFields, fields: Mapping[str, Any]) -> ChatReque
 def chat_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a call of a conversation. Raises BadRequestError for arguments that are nested too deeply."""
     try:
-        text = json.dumps(arguments, ensure_ascii=False)
+        text = json_text(arguments)
     except RecursionError:
         raise BadRequestError(f"The arguments of a call of {name[:100]!r} are nested too deeply.", "messages") from None
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from server.tools.incremental_text import NotACall
+from server.tools.json_text import json_text
 from server.tools.literals import literal_json
 
 Schema = Mapping[str, Any]
@@ -74,10 +75,10 @@ def _types_of(schema: Any, root: Schema, depth: int, known: dict[int, frozenset[
 def value_json(text: str, types: frozenset[str]) -> str:
     """Returns a value written as text as JSON of one of these types if it can be read as such, else as a string."""
     if types == STRING:
-        return _dumps(text)
+        return json_text(text)
     written = _written_json(text.strip(), "string" not in types)
     if written is None or ("string" in types and not _types_of_value(json.loads(written)) & (types - STRING)):
-        return _dumps(text)
+        return json_text(text)
     return written
 
 
@@ -114,7 +115,3 @@ def _types_of_value(value: Any) -> frozenset[str]:
             return frozenset({"array"})
         case _:
             return frozenset({"object"})
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -4,6 +4,7 @@ import json
 import re
 
 from server.tools.incremental_text import IncrementalText, NotACall, Reading
+from server.tools.json_text import json_text
 
 QUOTE_MARK = '<|"|>'
 _CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
@@ -117,7 +118,7 @@ def _string(text: str, position: int) -> tuple[str, int]:
         end = text.find(QUOTE_MARK, begin)
         if end < 0:
             raise NotACall
-        return json.dumps(text[begin:end], ensure_ascii=False), end + len(QUOTE_MARK)
+        return json_text(text[begin:end]), end + len(QUOTE_MARK)
     quote, begin = text[position], position + 1
     if quote not in "\"'":
         raise NotACall
@@ -137,7 +138,7 @@ def _unescaped(match: re.Match[str]) -> str:
 def _json_string(text: str) -> str:
     """Returns the text as JSON; halves of characters, which escapes may have written, are joined where they fit."""
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return json.dumps(joined, ensure_ascii=False)
+    return json_text(joined)
 
 
 def _skip(text: str, position: int) -> int:

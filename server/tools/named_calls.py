@@ -18,6 +18,7 @@ from server.tools.incremental_text import (
     num_overlapping,
 )
 from server.tools.json_beginning import begins_json
+from server.tools.json_text import json_text
 from server.tools.literals import QUOTE_MARK, literal_json, read_literal
 from server.tools.spelling import JsonArguments, LiteralArguments, Spelling, TaggedArguments
 
@@ -113,13 +114,13 @@ def _read_argument(
     key, is_other, is_cut = yield from _read_key(text, marks)
     if is_cut:
         text.discard()
-        text.add_arguments(separator + _dumps(key)[:-1] if key else "")
+        text.add_arguments(separator + json_text(key)[:-1] if key else "")
         return False
     types = types_of_argument(schema, key)
     if marks.after_key_of_other is not None:
         types = types - STRING if is_other else STRING
     text.discard()
-    text.add_arguments(f"{separator}{_dumps(key)}: ")
+    text.add_arguments(f"{separator}{json_text(key)}: ")
     value = _Value(text, marks, types)
     close = marks.after_value.strip()
     if marks.after_key.endswith("\n"):
@@ -172,14 +173,14 @@ class _Value:
     def take(self) -> None:
         """Emits what is certain of the text that was read."""
         if self._types == STRING:
-            self._text.add_arguments(_dumps(self._text.take_held(leave=int(self._ends_with_break)))[1:-1])
+            self._text.add_arguments(json_text(self._text.take_held(leave=int(self._ends_with_break)))[1:-1])
 
     def end(self, num_chars: int) -> None:
         """Emits the rest: the first `num_chars` characters that are held."""
         held = self._text.held()[:num_chars]
         value = held.removesuffix("\n") if self._ends_with_break else held
         self._text.discard()
-        self._text.add_arguments(_dumps(value)[1:] if self._types == STRING else value_json(value, self._types))
+        self._text.add_arguments(json_text(value)[1:] if self._types == STRING else value_json(value, self._types))
 
     def cut(self) -> None:
         """Emits the rest of a value that has no end: as much as there is, as JSON that could go on. What may be the
@@ -189,7 +190,7 @@ class _Value:
         received, position = self._text.unread()
         self._text.hold(len(received) - position)
         self._text.discard()
-        self._text.add_arguments(_dumps(value)[1:-1] if self._types == STRING else _beginning(value))
+        self._text.add_arguments(json_text(value)[1:-1] if self._types == STRING else _beginning(value))
 
 
 def _read_literals(text: IncrementalText, name: str, notation: LiteralArguments) -> Reading[None]:
@@ -231,13 +232,13 @@ def _read_literal_argument(text: IncrementalText, notation: LiteralArguments) ->
         text.hold(1)
     key = text.held(begin)
     if not key or not (yield from text.accept_words(notation.assign)):
-        return (_dumps(key)[:-1] if key else "") if (yield from text.is_over()) else None
+        return (json_text(key)[:-1] if key else "") if (yield from text.is_over()) else None
     literal = yield from read_literal(text)
     is_over = yield from text.is_over()
     try:
-        return f"{_dumps(key)}: {literal_json(literal)}"
+        return f"{json_text(key)}: {literal_json(literal)}"
     except NotACall:
-        return f"{_dumps(key)}: {_beginning(literal)}" if is_over else None
+        return f"{json_text(key)}: {_beginning(literal)}" if is_over else None
 
 
 def _beginning(text: str) -> str:
@@ -246,7 +247,7 @@ def _beginning(text: str) -> str:
     if not text or (begins_json(text) and not _ends_before(text)):
         return text
     without_quote = text.removeprefix(QUOTE_MARK) if text.startswith(QUOTE_MARK) else text.removeprefix("'")
-    return _dumps(without_quote[: len(without_quote) - num_overlapping(without_quote, QUOTE_MARK)])[:-1]
+    return json_text(without_quote[: len(without_quote) - num_overlapping(without_quote, QUOTE_MARK)])[:-1]
 
 
 def _ends_before(text: str) -> bool:
@@ -255,7 +256,3 @@ def _ends_before(text: str) -> bool:
         return json.JSONDecoder().raw_decode(text)[1] < len(text.rstrip())
     except (ValueError, RecursionError):
         return False
-
-
-def _dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -1,9 +1,9 @@
 """Tools and tool calls in plain text, for chat templates that do not support them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from server.tools.json_text import json_text
 from server.tools.spelling import Spelling
 
 _INTRODUCTION = """\
@@ -26,7 +26,7 @@ def describe_tools(
     description = _INTRODUCTION.format(
         call=spelling.of([_EXAMPLE]),
         calls=spelling.of([_EXAMPLE, _EXAMPLE]),
-        functions="\n".join(_dumps(tool["function"]) for tool in tools),
+        functions="\n".join(json_text(tool["function"]) for tool in tools),
     )
     first, *rest = map(dict, messages)
     if first["role"] == "user" and not has_system:
@@ -79,7 +79,7 @@ def _without_calls(message: Mapping[str, Any], spelling: Spelling) -> dict[str, 
 def _arguments_of(function: Mapping[str, Any]) -> str:
     """Returns the arguments as JSON, or as the model wrote them where they are no object."""
     arguments = function["arguments"]
-    return arguments if isinstance(arguments, str) else _dumps(arguments)
+    return arguments if isinstance(arguments, str) else json_text(arguments)
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
@@ -90,7 +90,3 @@ def _text_of(message: Mapping[str, Any]) -> str:
             return ""
         case parts:
             return "\n".join(part.get("text", "") for part in parts)
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from server.tools.json_text import json_text
+
 HOLE = "\0"
 """Stands in a text for a number or an id that the model makes up. Chat templates cannot write this character."""
 MARK = re.compile(r"<[^<>\s]*>|\[[A-Z_/]+\]")
@@ -40,7 +42,7 @@ class TaggedArguments:
         if isinstance(value, str):
             return f"{self.before_key}{key}{self.after_key}{value}{self.after_value}"
         after_key = self.after_key if self.after_key_of_other is None else self.after_key_of_other
-        return f"{self.before_key}{key}{after_key}{_dumps(value)}{self.after_value}"
+        return f"{self.before_key}{key}{after_key}{json_text(value)}{self.after_value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class LiteralArguments:
             case dict():
                 return "{" + ",".join(f"{key}:{self._literal(each)}" for key, each in value.items()) + "}"
             case _:
-                return _dumps(value)
+                return json_text(value)
 
 
 ArgumentNotation = JsonArguments | TaggedArguments | LiteralArguments
@@ -115,7 +117,3 @@ class Spelling:
         notation = self.arguments
         inner = (getattr(notation, name) for name in notation.__slots__)
         return tuple(text for text in (*own, *inner) if isinstance(text, str) and text)
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
