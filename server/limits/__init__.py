@@ -4,8 +4,8 @@ memory of answers, write timeouts, the error rate limit.
 
 Each entry has the guard's name, what it bounds, and what the client gets beyond the bound; below that, the code and its
 flags. Without a flag, the bound is a constant of that module. A caller is an API key, or an address that sends none.
-`tests/server/limits/test_guards.py` holds modules, names and flags to the code; docs/operations.md tells users the
-limits.
+`tests/server/limits/test_guards.py` holds modules, names and flags to the code, and `test_told_limits.py` the numbers:
+these, and those of docs/operations.md, which tells users the limits.
 
 The connection
   open files          connections, as far as the process's limit of open files has room for      fewer connections
