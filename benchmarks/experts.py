@@ -89,7 +89,7 @@ class Result:
     rows: int
     seconds: float
     read_bytes: float
-    """Of the experts that were chosen."""
+    """Bytes of the experts that were chosen."""
 
     @property
     def operations(self) -> int:

@@ -46,7 +46,7 @@ class StateTransfer:
     block_hash: bytes
     """Hash of the block after which the states are."""
     token_ids: tuple[int, ...]
-    """Those of that block."""
+    """Tokens of that block."""
 
     @property
     def name(self) -> bytes:
@@ -111,7 +111,7 @@ class ScheduledRequest:
     adapter: int | None = None
     """Number of the adapter that its tokens are computed with; None for the model as it is."""
     window_tables: tuple[tuple[int, ...], ...] = ()
-    """As `block_table`, which is that of the first group of layers, for each other group. For positions that no token
+    """The block table of each other group of layers; `block_table` is that of the first. For positions that no token
     of the step sees in a group, any block stands there."""
     block_copies: tuple[tuple[int, int], ...] = ()
     """Blocks that are to be copied first, each with the block of its own to which."""

@@ -124,7 +124,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     num_preemptions: int = 0
     embedding: bytes = b""
     num_stored_tokens: int = 0
-    """Of a request whose last update waited for that: its first tokens whose blocks are in the KV store."""
+    """First tokens whose blocks are in the KV store, of a request whose last update waited for that."""
     error: str | None = None
     blames_request: bool = False
     """Whether the error is the request's own fault."""

@@ -30,7 +30,7 @@ class StateCache:
         self.num_slots, self.num_copies = num_slots, num_copies
         num_all = num_slots + num_copies
         self.states = tuple(torch.zeros(num_all, *shape.sizes, dtype=shape.dtype, device=device) for shape in shapes)
-        """Of each mixer, in the order in which a forward pass calls them: [num_slots + num_copies, *sizes]."""
+        """States of each mixer, in the order in which a forward pass calls them: [num_slots + num_copies, *sizes]."""
 
     @property
     def num_bytes(self) -> int:

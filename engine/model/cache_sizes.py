@@ -22,9 +22,9 @@ class CacheMemory:
 
     num_bytes: int
     state_bytes: int
-    """Those of a request's states; 0 for a model without any."""
+    """Bytes of a request's states; 0 for a model without any."""
     block_bytes: int
-    """Those of a block; 0 for a model without attention."""
+    """Bytes of a block; 0 for a model without attention."""
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     experts: ExpertParts
     shared: MlpParts | None = None
     shared_path: str = ""
-    """That MLP's path in the checkpoint."""
+    """Path of the shared MLP in the checkpoint."""
     shared_gate: LinearParts | None = None
     """What weighs its rows, by the sigmoid of a number of each."""
     norms: MixtureNormsParts | None = None

@@ -38,7 +38,8 @@ STEPS = ((1, 20), (5, 0), (24, 1), (0, 11), (17, 2), *((1, 1),) * 3)
 NUM_DRAFTS = 2
 """Draft tokens of each sequence in a step of a single token, as far as its tokens reach."""
 TOLERANCE = 1e-3
-"""Of the largest logit. Sums in another order differ by 1e-6, what a layer leaves out by 1e-2 and more."""
+"""Share of the largest logit by which others may differ. Sums in another order differ by 1e-6, what a layer leaves out
+by 1e-2 and more."""
 MAX_OUTLIERS = 0.02
 """Share of the positions that may differ by more, and always one: a router whose scores are nearly equal chooses
 another expert."""

@@ -23,7 +23,7 @@ __all__ = ["as_plain_type"]
 
 NUM_TOKENS = 48
 TOLERANCE = 1e-5
-"""Of the largest number. What sums in another order differ by is less."""
+"""Share of the largest number by which others may differ. What sums in another order differ by is less."""
 _OF_AXES = ("mrope_section", "mrope_interleaved")
 
 

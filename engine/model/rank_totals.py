@@ -23,7 +23,7 @@ class Totals:
     state_bytes_per_request: int
     size: ModelSize
     draft_size: ModelSize | None
-    """That of a draft model that is no head and has weights of its own is the first rank's, which runs it alone."""
+    """The draft model's size. One that is no head and has weights of its own is run by the first rank alone."""
 
 
 def totals_of(model: LoadedModel, cache: KVCache, states: StateCache, group: RankGroup) -> Totals:

@@ -83,8 +83,8 @@ class ReadyModel:
     forward: Forward
     """The forward pass of the model."""
     drafting: Forward | HeadPasses | None
-    """That of its draft model, if there is one. One of weights of its own is the first rank's, which runs it alone; a
-    head is on all ranks, whole, as it reads the model's embedding and language-model head."""
+    """The forward pass of its draft model, if any. One of weights of its own is the first rank's, which runs it alone;
+    a head is on all ranks, whole, as it reads the model's embedding and language-model head."""
     adapters: ModelAdapters
 
     @property

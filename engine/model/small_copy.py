@@ -10,10 +10,10 @@ __all__ = ["cut_config", "keep_layers", "num_distinct_layers", "randomize"]
 
 NUM_VOCAB = 256
 MAX_WIDTH = 64
-"""Of each MLP and expert. Attention and the residual stream keep their widths, which depend on one another."""
+"""Width of each MLP and expert. Attention and the residual stream keep their widths, which depend on one another."""
 MAX_WINDOW = 8
 MIN_INDEX_HEADS = 16
-"""Of indexers. With few heads the product of none may be positive: such scores are equal, and torch chooses any."""
+"""Heads of indexers. With few the product of none may be positive: such scores are equal, and torch chooses any."""
 
 
 def cut_config(config: PreTrainedConfig, num_layers: int) -> None:

@@ -20,13 +20,13 @@ class ModelInputs:
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     attention: AttentionMetadata
-    """That of the first group of layers."""
+    """Metadata of the first group of layers."""
     states: StateMetadata | None
     """None for models without recurrent states."""
     adapters: Tensor | None = None  # [num_tokens] int64
     """Number of each token's adapter, -1 for none; None if no token has any."""
     windowed: tuple[AttentionMetadata, ...] = ()
-    """That of the other groups of layers, which have block tables of their own."""
+    """Metadata of the other groups of layers, which have block tables of their own."""
     block_copies: tuple[tuple[int, int], ...] = ()
     """Blocks that were copied before the forward pass, each with the one to which: other ranks do it, too."""
 

@@ -38,9 +38,9 @@ class PrefixCounts(NamedTuple):
     """Tokens at the beginning of a request that need not be computed."""
 
     num_cached_tokens: int
-    """Those whose blocks are in memory or in the KV store."""
+    """Tokens whose blocks are in memory or in the KV store."""
     num_stored_tokens: int
-    """Those whose blocks are in the KV store."""
+    """Tokens whose blocks are in the KV store."""
 
 
 class KVAllocator:
@@ -74,9 +74,9 @@ class KVAllocator:
         self.prefix_queries = 0
         """Tokens that were looked up in the prefix cache, by requests that then got their blocks for the first time."""
         self.prefix_hits = 0
-        """Of these, the tokens that were found."""
+        """Tokens of `prefix_queries` that were found."""
         self.prefix_disk_hits = 0
-        """Of these, the tokens that were read from the KV store."""
+        """Tokens of `prefix_hits` that were read from the KV store."""
         self.prefix_disk_declined = 0
         """Tokens that the KV store has and that were computed, because that was predicted to be faster."""
 

@@ -41,7 +41,7 @@ class _Load:
     block_ids: list[int]
     """All that is held for it: the blocks of the prefix that are in memory, and those that are read."""
     places: dict[int, Place]
-    """Of those that are read, by block."""
+    """Places of the blocks that are read, by block."""
     num_usable: int
     """Blocks from which the request could have gone on without it."""
     deadline_s: float

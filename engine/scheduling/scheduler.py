@@ -202,7 +202,7 @@ class Scheduler:
         return chunks
 
     def _try_admit_in_turn(self, request: Request, now_s: float) -> bool:
-        """As `_try_admit`; where there is no room, requests that need it less make some."""
+        """Does what `_try_admit` does; where there is no room, requests that need it less make some."""
         while len(self._running) >= self._max_num_seqs or not self._try_admit(request, now_s):
             victim = self._turns.victim(request, self._running)
             if victim is None:

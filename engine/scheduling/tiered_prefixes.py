@@ -20,7 +20,7 @@ class Reading(NamedTuple):
 
     num_blocks: int
     in_memory: list[int]
-    """Those of its blocks that are there."""
+    """Blocks of the prefix that are in memory."""
     missing: list[Place]
     """The places of its other blocks, which the KV store has."""
     reads_states: bool

@@ -42,7 +42,7 @@ class LatentHeads(nn.Module):
 
     @property
     def value_weights(self) -> list[PackedWeight]:
-        """Those of them that multiply sums of latents."""
+        """Weights that multiply sums of latents."""
         return [*self._packed[1].weights] if self._packed else []
 
     @property

@@ -74,7 +74,7 @@ class PackedLinear(nn.Module):
         return multiply_rows(self.packed, x, self.bias)
 
     def in_segments(self, x: Tensor) -> Tensor | SegmentSums:  # [T, K] -> [T, N]
-        """As `forward`, but a product whose segments are summed apart is left for the caller to add."""
+        """Multiplies as `forward` does, but a product whose segments are summed apart is left for the caller to add."""
         multiply = getattr(self.packed, "multiply_in_segments", self.packed.multiply)
         return cast("Tensor | SegmentSums", multiply(x, self.bias))
 

@@ -27,7 +27,7 @@ class Cut:
     """Where each rank's columns of the layer's input begin, and the end of the last; None if every rank has them all.
     """
     output_starts: tuple[int, ...] | None = None
-    """The same for its output; None if each rank's columns stay with it."""
+    """Where each rank's columns of the output begin, and the end of the last; None if they stay with the rank."""
 
     def own(self, tensor: Tensor) -> Tensor:
         """Returns the part of a weight [N, K] or a bias [N]."""

@@ -31,7 +31,7 @@ class TritonWeight:
 
     @property
     def _code_dtype(self) -> torch.dtype:
-        """Of numbers or of their codes: see `sum_order`."""
+        """Number format of the numbers or of their codes: see `sum_order`."""
         return self.dtype
 
     def _stored(self, weight: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class TritonWeight:
         return linear(self.taken(x), self.rows, bias, self.order, self._tile(len(x)), self.coding)
 
     def multiply_in_segments(self, x: Tensor, bias: Tensor | None) -> Tensor | SegmentSums:
-        """As `multiply`, but where segments are summed apart, the caller is to add them."""
+        """Multiplies as `multiply` does, but where segments are summed apart, the caller is to add them."""
         bias = None if bias is None else bias.contiguous()
         product = linear_in_segments(self.taken(x), self.rows, bias, self.order, self._tile(len(x)), self.coding)
         return product if product.dim() == 2 else SegmentSums(product, bias)

@@ -13,7 +13,7 @@ class ModelCard(BaseModel):
     root: str
     """The directory of the model or adapter, or the model's name on the hub, whatever name it is served under."""
     parent: str | None = None
-    """Of an adapter: a name of the model that it changes."""
+    """Name of the model that an adapter changes."""
     max_model_len: int
 
 

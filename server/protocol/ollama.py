@@ -186,7 +186,7 @@ class ShowRequest(WireModel):
 
 
 class Durations(BaseModel):
-    """Of the whole answer, in the line that ends it. Durations are nanoseconds; those that are zero are left out."""
+    """Durations of the whole answer, in the line that ends it, as nanoseconds; those that are zero are left out."""
 
     total_duration: int | None = None
     load_duration: int | None = None

@@ -26,9 +26,9 @@ class TimelineSecond(BaseModel):
     waiting: int | None
     kv_held_ratio: float | None
     ttft_ms: MeanAndMax | None
-    """Of first tokens in this second."""
+    """TTFT of first tokens in this second."""
     itl_ms: MeanAndMax | None
-    """Of gaps that ended in this second."""
+    """Gaps that ended in this second."""
 
 
 class ComputedTokens(BaseModel):
@@ -71,7 +71,7 @@ class EndedRequest(BaseModel):
     finish: str | None
     """How its sequences ended; null if the client left before."""
     timings: Timings
-    """As in its response; without times after the first token if the stream was cut off."""
+    """Times as in its response; without times after the first token if the stream was cut off."""
 
 
 class TimelineBody(BaseModel):
@@ -79,7 +79,7 @@ class TimelineBody(BaseModel):
     """Send it as `after` to get what is new since."""
     now_ms: float
     seconds: list[TimelineSecond]
-    """Of the last five minutes those in which something happened, and that changed."""
+    """Seconds of the last five minutes in which something happened, and that changed."""
     steps: list[TimelineStep]
     """At most the newest 2,000, the oldest first."""
     requests: list[EndedRequest]

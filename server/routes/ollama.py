@@ -147,7 +147,7 @@ async def tags(request: Request) -> OllamaModels:
 
 @about.get("/api/ps", responses=ollama_error_responses(401, 503))
 async def loaded_models(request: Request) -> LoadedModels:
-    """The same names, with the memory that the model has with its KV cache."""
+    """Names of the loaded model, with the memory that it has with its KV cache."""
     context = context_of(request)
     model = context.settings.model_names[0]
     return LoadedModels(models=[loaded_model(name, model, context.backend) for name in _names(context)])

@@ -117,7 +117,7 @@ class ThinkingCounter:
         self._skipped_ids = skipped_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begins, self._ends = array("Q"), array("Q")
-        """Of each token the characters that it adds to the text."""
+        """Characters that each token adds to the text."""
         self._num_chars = 0
 
     def add(self, token_ids: Iterable[int]) -> None:

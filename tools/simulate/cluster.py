@@ -56,12 +56,12 @@ class Live:
     session: Session
     turn: int
     request: Request
-    """As the replica has it that is at it now."""
+    """The request as the replica has it that is at it now."""
     arrival_s: float
     first_token_s: float = 0.0
     last_token_s: float | None = None
     replica: str = ""
-    """That it was sent to last."""
+    """Name of the replica that it was sent to last."""
     asked: str = ""
     """The replica that computes its prompt for that one."""
 

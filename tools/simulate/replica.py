@@ -64,7 +64,7 @@ class SimulatedReplica:
     def __init__(self, name: str, settings: ReplicaSettings, store: SharedStore | None = None) -> None:
         self.name = name
         self.requests: dict[str, Request] = {}
-        """Those that have not ended."""
+        """Requests that have not ended."""
         self._prices = settings.prices
         self._block_size = settings.block_size
         self._costs = StepCosts()

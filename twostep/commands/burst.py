@@ -46,7 +46,7 @@ class BurstTimes(NamedTuple):
     itl_s: float
     """Mean time between two tokens of a request, prompts of others in between included."""
     tokens_per_s: float
-    """Of all requests, from their arrival to their last token."""
+    """Tokens a second of all requests, from their arrival to their last token."""
 
 
 def simulated(burst: Burst, steps: StepSeconds, serving: ServingSeconds, config: EngineConfig) -> BurstTimes:

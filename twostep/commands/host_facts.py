@@ -23,7 +23,7 @@ class HostFacts:
     num_cpus: int
     """CPUs that this process may use."""
     num_cores: int
-    """Of these, those that share no core."""
+    """CPUs of these that share no core."""
     num_threads: int
     """Threads that a model would use."""
     kernels: str | None

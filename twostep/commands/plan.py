@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     architecture: str
     num_weights: int
     size: ModelSize
-    """Of weights in 16 bits."""
+    """The size of weights in 16 bits."""
     kv_groups: KVGroups
     kv_block_bytes: int
     max_model_len: int

@@ -35,7 +35,7 @@ class TracedStep(StepStats, frozen=True, kw_only=True):
 
     end_unix_s: float
     requests: list[tuple[str, int, int, bool]]
-    """Of each request its id, the positions [start, end) that were computed, and whether it got a token."""
+    """Each request's id, the positions [start, end) that were computed, and whether it got a token."""
 
 
 def parser() -> CommandParser:

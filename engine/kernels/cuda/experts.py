@@ -30,7 +30,7 @@ class Experts(NamedTuple):
     """Numbers from a weight's row to the next."""
     order: SumOrder
     number_type: torch.dtype
-    """Of weights, or of their codes."""
+    """Number format of weights, or of their codes."""
     coding: Coding | None
     """What codes stand for, if weights are codes: all scales are [E, G / S, N, S]."""
 

@@ -45,8 +45,8 @@ def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tup
 def add_segments_rms_norm(
     residual: Tensor, segments: Tensor, bias: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """As `add_rms_norm`, bit for bit, with the rounded sum of segments [S, T, H], in float32 and in their order, and of
-    bias [H] in the place of x; residual is [..., H] with T rows."""
+    """Computes `add_rms_norm`, bit for bit, with the rounded sum of segments [S, T, H], in float32 and in their order,
+    and of bias [H] in the place of x; residual is [..., H] with T rows."""
     size = residual.shape[-1]
     _check_norm(residual, weight, size)
     left = _Rows(residual)

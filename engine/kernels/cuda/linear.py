@@ -67,10 +67,10 @@ class Coding(NamedTuple):
     """
 
     scales: Tensor
-    """Of e4m3 [1, N, 1] in float32. Of integers [G / S, N, S] in int32, with S groups in a step: the bits of a scale,
-    and in the lower half those of a minimum, both in bfloat16. So they are wide enough to be copied ahead."""
+    """Scales of e4m3 [1, N, 1] in float32, of integers [G / S, N, S] in int32, with S groups in a step: the bits of a
+    scale, and in the lower half those of a minimum, both in bfloat16. So they are wide enough to be copied ahead."""
     bits: int = 0
-    """Of an integer, 8 or 4; 0 for e4m3."""
+    """Bits of an integer, 8 or 4; 0 for e4m3."""
     group_size: int = 0
     """Integers along K with one scale."""
 
@@ -168,7 +168,7 @@ class Rows(NamedTuple):
     numbers: Tensor
     """In a number format of `DTYPES`, or in e4m3. They lie at multiples of 16 bytes, numbers of a row side by side."""
     dtype: torch.dtype
-    """Of the product."""
+    """Number format of the product."""
     scales: Tensor | None = None
     """[T], of rows in e4m3."""
 

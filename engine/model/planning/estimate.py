@@ -35,10 +35,10 @@ class Estimate:
     architecture: str
     num_weights: int
     size: ModelSize
-    """Of weights in 16 bits."""
+    """The size of weights in 16 bits."""
     kv_groups: KVGroups
     kv_block_bytes: int
-    """Of keys and values in 16 bits: of a block of one group of layers, with the usual number of tokens."""
+    """Bytes of keys and values in 16 bits, in a block of one group of layers with the usual number of tokens."""
     max_model_len: int
     num_layers: int
     num_distinct_layers: int

@@ -73,7 +73,7 @@ def depths_of(found: Estimate) -> tuple[int, ...]:
 
 
 class _Shape(NamedTuple):
-    """Of each request."""
+    """What each request of a trial step has."""
 
     prompt_tokens: int
     num_blocks: int
@@ -87,7 +87,7 @@ class _Trial(NamedTuple):
     shape: _Shape
     vocab_size: int
     num_slots: int
-    """Of recurrent states; 0 without any."""
+    """Slots of recurrent states; 0 without any."""
 
     def run(self, phase: Phase, size: int, number: int) -> float:
         """Runs a step of so many tokens of prompts, or of so many requests that decode, and returns its seconds. What

@@ -14,7 +14,7 @@ from engine.mixers.registry import advance
 __all__ = ["RealGatedBlock"]
 
 _EXPONENT = -8.0
-"""Of the decay, for each unit of its softplus (Griffin, equation 3)."""
+"""Exponent of the decay, for each unit of its softplus (Griffin, equation 3)."""
 
 
 class RealGatedBlock(nn.Module):

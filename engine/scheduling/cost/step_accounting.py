@@ -20,7 +20,7 @@ class StepTimes(NamedTuple):
     model_s: float = 0.0
     """From the scheduled batch to its tokens: grammar masks, model and sampler."""
     drafting_s: float = 0.0
-    """Of the draft model, before that."""
+    """Time of the draft model, before that."""
     predicted_s: float | None = None
     """Prediction of `model_s`; None before the first step of a phase."""
 

@@ -11,7 +11,7 @@ class LikeliestDrafter:
     from every token."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        """Of equally good drafts, that of the first drafter is taken."""
+        """The first of the drafters whose drafts are equally good is taken."""
         self._drafters = drafters
 
     def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
