@@ -1,5 +1,6 @@
-"""Response models of GET /v1/models."""
+"""Response models of GET /v1/models: each is what OpenAI's clients read, and what Anthropic's do."""
 
+from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel
@@ -8,7 +9,10 @@ from pydantic import BaseModel
 class ModelCard(BaseModel):
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
+    created_at: datetime
     owned_by: str = "twostep"
     root: str
     """The directory of the model or adapter, or the model's name on the hub, whatever name it is served under."""
@@ -20,3 +24,6 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str

@@ -1,5 +1,7 @@
 """GET /v1/models and GET /v1/models/{id}."""
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter
 from starlette.requests import Request
 
@@ -16,7 +18,7 @@ async def list_models(request: Request) -> ModelList:
     """All names of the one model that is loaded, and of the adapters over it."""
     context = context_of(request)
     names = [*context.settings.model_names, *context.backend.engine.adapters.loaded]
-    return ModelList(data=[_card(context, name) for name in names])
+    return ModelList(data=[_card(context, name) for name in names], first_id=names[0], last_id=names[-1])
 
 
 @router.get("/v1/models/{name:path}", responses=error_responses(401, 404, 503))
@@ -33,7 +35,9 @@ def _card(context: AppContext, name: str) -> ModelCard:
     adapter = backend.engine.adapters.loaded.get(name)
     return ModelCard(
         id=name,
+        display_name=name,
         created=backend.loaded_at,
+        created_at=datetime.fromtimestamp(backend.loaded_at, UTC),
         root=context.settings.model if adapter is None else adapter.path,
         parent=None if adapter is None else context.settings.model_names[0],
         max_model_len=backend.engine.info.max_model_len,

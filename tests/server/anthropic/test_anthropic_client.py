@@ -1,6 +1,7 @@
 """Anthropic's official client as a consumer of /v1/messages."""
 
 from collections.abc import Generator
+from datetime import UTC, datetime
 from typing import Any
 
 import anthropic
@@ -63,6 +64,12 @@ def test_it_counts_tokens(client: Anthropic) -> None:
     fields = {name: value for name, value in ask().items() if name != "max_tokens"}
     counted = client.messages.count_tokens(**fields).input_tokens
     assert counted == client.messages.create(**ask()).usage.input_tokens
+
+
+def test_it_lists_models(client: Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == ("fake", "model", "fake")
+    assert model.created_at == client.models.retrieve("fake").created_at == datetime.fromtimestamp(1_700_000_000, UTC)
 
 
 def test_it_understands_errors(client: Anthropic, agent: LiveServer) -> None:

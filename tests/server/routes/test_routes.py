@@ -21,11 +21,15 @@ def test_models_are_listed_under_every_name() -> None:
     with live_server(model="org/model", served_model_name=["a", "org/b"]) as server:
         listed = server.client.get("/v1/models").json()
         assert listed["object"] == "list" and [card["id"] for card in listed["data"]] == ["a", "org/b"]
+        assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("a", "org/b", False)
         card = server.client.get("/v1/models/org/b").json()
         assert card == {
             "id": "org/b",
             "object": "model",
+            "type": "model",
+            "display_name": "org/b",
             "created": 1_700_000_000,
+            "created_at": "2023-11-14T22:13:20Z",
             "owned_by": "twostep",
             "root": "org/model",
             "max_model_len": 512,
