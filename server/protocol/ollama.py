@@ -118,8 +118,15 @@ class OllamaMessage(WireModel):
     tool_call_id: Text | None = Field(None, description="Of the role tool: the call whose result it is.")
 
 
+def _json_alone(word: Any) -> Any:
+    if word not in ("", "json"):
+        raise PydanticCustomError("format", 'Input should be "json" or a JSON schema')
+    return word
+
+
 Format = Annotated[
-    Annotated[Literal["", "json"], Tag("<word>")] | Annotated[JsonObject, Tag("<schema>")],
+    Annotated[Literal["", "json"], BeforeValidator(_json_alone), Tag("<word>")]
+    | Annotated[JsonObject, Tag("<schema>")],
     Discriminator(lambda value: "<schema>" if isinstance(value, dict) else "<word>"),
 ]
 
