@@ -14,11 +14,12 @@ import pytest
 
 from engine.core.kv_groups import ONE_GROUP, KVGroups
 from engine.core.machine import AttentionSize, Ceilings, ModelSize
+from server.cli import parse_command
 from server.settings.settings import Settings
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.soak.server import ROOT
 from twostep.cli import main
-from twostep.commands import endpoint
+from twostep.commands import endpoint, run
 from twostep.commands.burst import BurstTimes
 from twostep.commands.client import Answer
 from twostep.commands.completion import flags_of_commands
@@ -91,6 +92,12 @@ def test_help_imports_nothing_that_takes_time() -> None:
         ),
         (["run", "Name three birds."], "name the model before the prompt"),
         (["run", "m", "Hi", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
+        (["run", "m", "Hi", "there"], "twostep run: unrecognized argument there (what has spaces is to be quoted)"),
+        (
+            ["chat", "m", "--max-token", "5"],
+            "twostep chat: unrecognized argument --max-token (did you mean --max-t",
+        ),
+        (["chat", "m", "--dtyp", "x"], "twostep chat: unrecognized argument --dtyp (did you mean --dtype?)"),
         (["completion", "cmd"], "invalid choice: 'cmd'"),
     ],
 )
@@ -115,6 +122,19 @@ def test_run_prints_the_answer_alone(server: LiveServer, capsys: Capture) -> Non
     output = capsys.readouterr()
     assert output.out == expected["choices"][0]["message"]["content"] + "\n"
     assert "first token " in output.err and "; 5 tokens" in output.err and "(queue 0.00, prefill 0.00)" in output.err
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_flags_may_stand_anywhere(place: int) -> None:
+    arguments = ["m", "Hi"]
+    arguments[place:place] = ["--temperature", "0", "--quantization", "int4", "--no-mtp", "--api-key=--key"]
+    parsed = run.parser().parse(arguments)
+    assert (parsed.model, parsed.prompt, parsed.temperature) == ("m", "Hi", 0.0)
+    assert parsed.serve_flags == ["--quantization=int4", "--no-mtp", "--api-key=--key"]
+    assert parse_command(["serve", "m", *parsed.serve_flags]) == (
+        "serve",
+        {"model": "m", "quantization": "int4", "mtp": False, "api_key": ["--key"]},
+    )
 
 
 def test_run_goes_on_with_a_raw_text_from_standard_input(

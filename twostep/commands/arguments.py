@@ -21,8 +21,9 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Returns the values of the flags. Ends the process on --help and on flags that there are not."""
-        parsed, unknown = self.parse_known_args(arguments)
+        """Returns the values of the flags, which may stand before, between and behind other arguments. Ends the process
+        on --help and on flags that there are not."""
+        parsed, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
             self.error(f"unrecognized argument {unknown[0]}{self._hint(unknown[0])}")
         return parsed
@@ -35,6 +36,8 @@ class CommandParser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
 
     def _hint(self, given: str) -> str:
+        if not given.startswith("-"):
+            return " (what has spaces is to be quoted)"
         names = [flag.strip("-") for flag in self.flags()]
-        close = get_close_matches(given.partition("=")[0].strip("-"), names, n=1) if given.startswith("-") else []
+        close = get_close_matches(given.partition("=")[0].strip("-"), names, n=1)
         return f" (did you mean --{close[0]}?)" if close else ""

@@ -11,6 +11,7 @@ from twostep.commands.arguments import CommandParser
 from twostep.commands.client import Answer, ChatClient, Message
 from twostep.commands.endpoint import EndpointError, open_endpoint
 from twostep.commands.sampling import PARAMETERS, add_sampling_flags, sampling_of
+from twostep.commands.serve_flags import add_serve_flags
 
 _DESCRIPTION = """\
 Talk with a model. MODEL is what twostep serve takes, or the URL of a server, which gets the key in TWOSTEP_API_KEY; the
@@ -39,13 +40,14 @@ def parser() -> CommandParser:
     made.add_argument("model", metavar="MODEL", nargs="?", help="default: the embedded toy model")
     made.add_argument("--system", metavar="TEXT", help="system message of the conversation")
     add_sampling_flags(made)
+    add_serve_flags(made)
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
     """Talks until the input ends. Raises EndpointError."""
-    parsed, flags = parser().parse_known_args(arguments)
-    with open_endpoint(parsed.model, flags) as endpoint, ChatClient(endpoint) as client:
+    parsed = parser().parse(arguments)
+    with open_endpoint(parsed.model, parsed.serve_flags) as endpoint, ChatClient(endpoint) as client:
         model = client.models()[0]
         conversation = Conversation(client, {"model": model, **sampling_of(parsed)}, parsed.system)
         if sys.stdin.isatty():

@@ -14,8 +14,6 @@ _EXAMPLES = """\
   twostep completion zsh > "${fpath[1]}/_twostep"
   twostep completion fish > ~/.config/fish/completions/twostep.fish"""
 _WITH_PARSERS = ("chat", "run", "doctor", "plan", "models", "pull", "trace", "completion")
-_FORWARDING = ("chat", "run")
-"""Commands that hand flags on to `twostep serve`."""
 
 _BASH = """\
 _twostep() {{
@@ -55,8 +53,6 @@ def flags_of_commands() -> dict[str, list[str]]:
     flags: dict[str, list[str]] = {name: ["--help"] for name in COMMANDS}
     for name in _WITH_PARSERS:
         flags[name] = import_module(f"twostep.commands.{name}").parser().flags()
-    for name in _FORWARDING:
-        flags[name] += [flag for flag in serve if flag not in flags[name]]
     return {**flags, "serve": ["--help", *serve]}
 
 

@@ -46,7 +46,9 @@ def open_endpoint(model: str | None, flags: Sequence[str]) -> Generator[Endpoint
             yield endpoint
         return
     if flags:
-        raise EndpointError(f"{flags[0]} is a flag of twostep serve, and {model} serves already: leave it out.")
+        raise EndpointError(
+            f"{flags[0].partition('=')[0]} is a flag of twostep serve, and {model} serves already: leave it out."
+        )
     yield Endpoint(model.rstrip("/").removesuffix("/v1"), os.environ.get("TWOSTEP_API_KEY"), is_local=False)
 
 

@@ -8,6 +8,7 @@ from twostep.commands.arguments import CommandParser
 from twostep.commands.client import ChatClient
 from twostep.commands.endpoint import EndpointError, open_endpoint
 from twostep.commands.sampling import add_sampling_flags, sampling_of
+from twostep.commands.serve_flags import add_serve_flags
 
 _DESCRIPTION = """\
 Print a model's answer to one prompt. MODEL is what twostep serve takes, or the URL of a server, which gets the key in
@@ -27,20 +28,21 @@ def parser() -> CommandParser:
     made.add_argument("--raw", action="store_true", help="go on with the text as it is, without a chat template")
     made.add_argument("--timings", action="store_true", help="tell on stderr what it took")
     add_sampling_flags(made)
+    add_serve_flags(made)
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the answer and returns the exit code. Raises EndpointError."""
     own = parser()
-    parsed, flags = own.parse_known_args(arguments)
+    parsed = own.parse(arguments)
     if parsed.raw and parsed.system:
         own.error("--system is for chats: leave it out, or --raw")
     if parsed.prompt is None and " " in parsed.model and not Path(parsed.model).exists():
         own.error(f'name the model before the prompt: twostep run MODEL "{parsed.model}"; MODEL can be: embedded')
     prompt = _read_prompt() if parsed.prompt is None else parsed.prompt
     params = sampling_of(parsed)
-    with open_endpoint(parsed.model, flags) as endpoint, ChatClient(endpoint) as client:
+    with open_endpoint(parsed.model, parsed.serve_flags) as endpoint, ChatClient(endpoint) as client:
         system = [{"role": "system", "content": parsed.system}] if parsed.system else []
         messages = [*system, {"role": "user", "content": prompt}]
         try:
