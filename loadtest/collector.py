@@ -170,10 +170,10 @@ class ResponsesCollector(StreamCollector):
 
 
 def error_message(body: Any) -> str:
-    """Returns the message in an OpenAI error body, or of any other body its text; at most 300 characters."""
+    """Returns the message in an OpenAI error body, or the text of any other; one line of at most 300 characters."""
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message)[:300]
+    return " ".join(str(message).split())[:300]
 
 
 def _parse_usage(usage: dict[str, Any]) -> Usage:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.collector import ChatCollector, ResponsesCollector, StreamCollector
+from loadtest.collector import ChatCollector, ResponsesCollector, StreamCollector, error_message
 from loadtest.record import Outcome, Reply, Usage
 
 
@@ -27,6 +27,11 @@ def usage(completion: int, prompt: int = 3, **more: Any) -> dict[str, Any]:
 def reply(arrivals_s: list[float], completion_tokens: int | None = None) -> Reply:
     reported = None if completion_tokens is None else Usage(1, completion_tokens)
     return Reply(Outcome.OK, sent_s=10.0, ended_s=99.0, arrivals_s=arrivals_s, usage=reported)
+
+
+@pytest.mark.parametrize("body", ["Not\n  found.\n", {"error": {"message": "Not\nfound."}}, {"error": "Not found."}])
+def test_an_error_is_told_in_one_line(body: Any) -> None:
+    assert error_message(body) == "Not found."
 
 
 def test_latencies_follow_their_definitions() -> None:
