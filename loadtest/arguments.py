@@ -21,6 +21,7 @@ from loadtest.datasets.flags import dataset_of, keeps_arrivals
 from loadtest.endpoints import Endpoint, WireOptions
 from loadtest.errors import UsageError
 from loadtest.flags import flag_parser
+from loadtest.help_text import PROGRAM
 from loadtest.sessions.flags import check_session_flags
 from loadtest.stats import Targets
 from loadtest.sweep.flags import points_of
@@ -29,12 +30,12 @@ from loadtest.workload import Shape, WorkloadKind
 _ROUNDS_OF_COMPARISON = 5
 
 
-def parse_config(arguments: Sequence[str] | None) -> Config:
+def parse_config(arguments: Sequence[str] | None, program: str = PROGRAM) -> Config:
     """Returns the config of the command line (None: sys.argv).
 
     Raises UsageError for flags that do not go together; argparse ends the program for other errors.
     """
-    flags = flag_parser().parse_args(arguments)
+    flags = flag_parser(program).parse_args(arguments)
     check_session_flags(flags)
     endpoint = _endpoint(flags)
     dataset = dataset_of(flags, endpoint)

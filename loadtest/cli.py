@@ -19,6 +19,7 @@ from loadtest.campaign import Campaign
 from loadtest.document import document
 from loadtest.errors import LoadTestError, UsageError
 from loadtest.event_loop import allow_many_connections, loop_factory
+from loadtest.help_text import PROGRAM
 from loadtest.progress import NoProgress, ProgressBar
 from loadtest.report import print_report, title_of
 from loadtest.sweep.document import sweep_document
@@ -30,10 +31,10 @@ _INTERRUPTED = 130
 _STDOUT = "-"  # as the name of a file
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program; returns its exit code."""
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """Runs the program, under the name that its help and its errors in flags tell; returns its exit code."""
     try:
-        config = parse_config(arguments)
+        config = parse_config(arguments, program)
         _check_writable("--json", config.json_file)
         _check_writable("--plot", config.sweep.plot_file if config.sweep else None)
     except LoadTestError as error:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from loadtest.config import API_KEY_VARIABLES, DECODER_DEFAULTS, DEFAULT_NUM_REQUESTS, SCENARIOS
 from loadtest.datasets.flags import add_dataset_flags
 from loadtest.endpoints import Endpoint
-from loadtest.help_text import EPILOG
+from loadtest.help_text import EPILOG, PROGRAM
 from loadtest.numbers import count, number, positive, positive_number
 from loadtest.sessions.flags import add_session_flags
 from loadtest.sweep.flags import add_sweep_flags
@@ -29,13 +29,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{hint}; {self.prog} --help lists all flags\n")
 
 
-def flag_parser() -> argparse.ArgumentParser:
-    """Returns the parser, which ends the program with one line for an unknown flag or an invalid value."""
+def flag_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
+    """Returns the parser, which ends the program with one line for an unknown flag or an invalid value. Help and errors
+    call it `program`."""
     parser = _Parser(
-        prog="python -m loadtest",
-        usage="python -m loadtest [URL ...] [options]",
+        prog=program,
+        usage=f"{program} [URL ...] [options]",
         description="Measures OpenAI-compatible servers with streaming requests.",
-        epilog=EPILOG,
+        epilog=EPILOG.replace(PROGRAM, program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -1,5 +1,7 @@
 """The scenarios, examples and exit codes at the end of `--help`."""
 
+PROGRAM = "python -m loadtest"
+
 EPILOG = """\
 scenarios (prompt/output tokens, requests); any flag given beside --scenario wins over it:
   S1  1 stream,   128/128,  8       S2  8 streams, 256/128, 32       S3  32 streams, 256/128, 96

@@ -7,4 +7,4 @@ from loadtest.cli import main as run_load_test
 
 def main(arguments: Sequence[str]) -> int:
     """Runs `python -m loadtest` with these arguments."""
-    return run_load_test(arguments)
+    return run_load_test(arguments, program="twostep bench")
