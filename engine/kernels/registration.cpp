@@ -64,11 +64,13 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.def("take_block_rows(Tensor packed, Tensor numbers) -> Tensor");
 
   library.def("square_relu(Tensor(a!) x) -> ()");
+  library.def("gelu_new(Tensor(a!) x) -> ()");
   library.def("xielu(Tensor(a!) x, float positive, float negative, float slope, float bound) -> ()");
 
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("add_rms_norm(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
   library.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor");
+  library.def("norm_heads(Tensor(a!) heads, Tensor weight, Tensor? bias, float eps) -> ()");
   library.def(
       "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
       "Tensor? key_norm, float eps, bool in_pairs=False, bool norms_last=False, Tensor? query_scales=None) -> ()");
@@ -146,6 +148,7 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("take_block_rows", &take_block_rows);
 
   library.impl("square_relu", &square_relu);
+  library.impl("gelu_new", &gelu_new);
   library.impl("xielu", [](const at::Tensor& x, double positive, double negative, double slope, double bound) {
     xielu(x, {positive, negative, slope, bound});
   });
@@ -157,6 +160,7 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
                                   double eps) { return add_rms_norm(residual, x, weight, eps); });
   library.impl("layer_norm", [](const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                                 double eps) { return layer_norm(x, weight, bias, eps); });
+  library.impl("norm_heads", &norm_heads);
   library.impl("rotate_heads", &rotate_heads);
   library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
     return gate(gate_up, activation_named(activation));

@@ -4,6 +4,7 @@ Layers that were merged are named apart, each with its columns of the merged res
 some.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.kv_source import head_counts
-from engine.model.decoder_parts import AttentionParts, LatentParts, LayerParts, LinearParts, MixtureParts, MlpParts
-from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, interleaved
+from engine.model.decoder_parts import AttentionParts, LatentParts, LayerParts, MixtureParts, MlpParts
+from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, heads_by_kind, interleaved
 from engine.model.fused_recurrent import FusedDeltaNet
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward
 from engine.weights.gathered_weight import own_part
+from engine.weights.linear_parts import LinearParts
 from engine.weights.packed_weight import PackedWeight
 from engine.weights.partition import Cut
 
@@ -82,7 +84,7 @@ def _targets_of_kernels(forward: KernelForward) -> Iterator[tuple[str, AdapterTa
         for names, sizes, linear, join in _linears_of(parts):
             layer = _KernelLinear(next(linears))
             for name, columns in zip(names, _columns(join, sizes, len(names)), strict=True):
-                yield f"model.layers.{index}.{name}", _target_of(layer, columns, linear.in_features, linear.cut)
+                yield f"{forward.parts.path}.{index}.{name}", _target_of(layer, columns, linear.in_features, linear.cut)
     if (inputs := forward.parts.layer_inputs) is not None:
         (name,), (num_out,), linear, _ = _whole(inputs.projection, "model.per_layer_model_projection")
         layer = _KernelLinear(next(linears))
@@ -98,16 +100,20 @@ def _linears_of(layer: LayerParts) -> Iterator[_Linear]:
     features of the layers that it is made of. A single name stands for a layer of the checkpoint that has them all."""
     attention, feed_forward = layer.attention, layer.after.feed_forward
     yield from _linears_of_latents(attention) if isinstance(attention, LatentParts) else _linears_of_heads(attention)
-    yield _whole(layer.after.output, "self_attn.o_proj")
-    yield from _linears_of_mlp(feed_forward, "mlp") if isinstance(feed_forward, MlpParts) else _beside(feed_forward)
+    yield _whole(layer.after.output, layer.after.output_name)
+    yield from (
+        _linears_of_mlp(feed_forward, layer.after.path) if isinstance(feed_forward, MlpParts) else _beside(feed_forward)
+    )
     if (end := layer.after.end) is not None and end.gate is not None and end.projection is not None:
         yield _whole(end.gate, "per_layer_input_gate")
         yield _whole(end.projection, "per_layer_projection")
 
 
 def _linears_of_heads(attention: AttentionParts) -> Iterator[_Linear]:
-    names = [f"self_attn.{each}" for each in attention.names]
-    yield names, _head_columns(attention), attention.query_key_value, concatenated
+    names, sizes = [f"{attention.path}.{each}" for each in attention.names], _head_columns(attention)
+    head_size = sum(sizes) // sum(head_counts(attention.values, *attention.heads_of_all))
+    join = functools.partial(heads_by_kind, head_size=head_size) if attention.are_in_turn else concatenated
+    yield names, sizes, attention.query_key_value, join
 
 
 def _linears_of_latents(attention: LatentParts) -> Iterator[_Linear]:

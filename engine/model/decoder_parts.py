@@ -13,11 +13,8 @@ from torch import Tensor
 from engine.attention.kv_cache import KVCache
 from engine.attention.kv_source import Values
 from engine.attention.metadata import AttentionParams
-from engine.weights.gathered_weight import GatheredWeight
 from engine.weights.kernel_experts import ExpertParts, ExpertStack
-from engine.weights.packed_weight import KernelWeight, PackedWeight
-from engine.weights.partition import Cut
-from engine.weights.quantized_weight import KernelQuantizedWeight
+from engine.weights.linear_parts import LinearParts
 from engine.weights.rank_group import Gather
 
 __all__ = [
@@ -28,14 +25,12 @@ __all__ = [
     "LatentParts",
     "LayerInputsParts",
     "LayerParts",
-    "LinearParts",
     "MixtureNormsParts",
     "MixtureParts",
     "MlpParts",
     "NormParts",
     "RotaryParts",
     "RouterParts",
-    "linear_parts",
 ]
 
 
@@ -51,55 +46,6 @@ class NormParts(msgspec.Struct, frozen=True, eq=False):
 
     def bound(self) -> Any:
         return torch.classes.twostep.Norm(self.weight, self.eps, self.is_centered, self.bias)
-
-
-class LinearParts(msgspec.Struct, frozen=True, eq=False):
-    """A matrix packed for the kernels, [out_features, in_features]."""
-
-    packed: Tensor
-    bias: Tensor | None
-    out_features: int
-    in_features: int
-    dtype: torch.dtype
-    """Type of the rows that it multiplies."""
-    bits: int
-    """Bits of a quantized weight's codes; none of a dense one."""
-    row_bits: int
-    """Bits to which rows are rounded; none for a dense weight."""
-    before: Gather | None = None
-    """What gathers all ranks' columns of the rows, where these are one rank's parts of a layer."""
-    after: Gather | None = None
-    """What gathers those of the product."""
-    cut: Cut | None = None
-    """Which part of a layer this is, if it is one rank's; then `out_features` are the part's."""
-
-    @property
-    def num_columns(self) -> int:
-        """Output features of the layer on all ranks together."""
-        return self.out_features if self.cut is None else self.cut.num_columns
-
-    def bound(self) -> Any:
-        gathers = self.before, self.after
-        return torch.classes.twostep.Linear(self.packed, self.bias, self.out_features, self.bits, *gathers)
-
-    @property
-    def weight(self) -> KernelWeight | KernelQuantizedWeight:
-        """The weight by itself, which multiplies rows outside the C++ layers."""
-        shape = torch.Size((self.out_features, self.in_features))
-        if self.bits:
-            return KernelQuantizedWeight.from_packed(self.packed, shape, self.dtype, self.bits, self.row_bits)
-        return KernelWeight.from_packed(self.packed, shape, self.dtype)
-
-
-def linear_parts(weight: PackedWeight, bias: Tensor | None) -> LinearParts:
-    """Returns the parts of a weight that is packed for the kernels, and of its bias."""
-    if isinstance(weight, GatheredWeight):
-        own = linear_parts(weight.own, weight.own_bias(bias))
-        return msgspec.structs.replace(own, before=weight.before, after=weight.after)
-    assert isinstance(weight, KernelWeight | KernelQuantizedWeight), "only the kernels' weights have parts"
-    row_bits = weight.row_bits if isinstance(weight, KernelQuantizedWeight) else 0
-    num_out, num_in = weight.shape
-    return LinearParts(weight.packed, bias, num_out, num_in, weight.dtype, weight.bits, row_bits)
 
 
 class AttentionParts(msgspec.Struct, frozen=True, eq=False, tag=True):
@@ -127,6 +73,10 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     """Where values come from; keys are another layer's if they are."""
     heads_of_all: tuple[int, int] = (0, 0)
     """Numbers of heads of queries and of keys on all ranks together."""
+    path: str = "self_attn"
+    """The attention's path in the checkpoint's layer."""
+    are_in_turn: bool = False
+    """Whether heads of queries, keys and values are in turn in the checkpoint's layer that has them all."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -196,9 +146,9 @@ class RouterParts(msgspec.Struct, frozen=True, eq=False):
 
     linear: LinearParts
     top_k: int
-    scoring: Literal["softmax", "sigmoid", "softmax of chosen"] = "softmax"
-    """What scores are of logits, in float32; the last one is all that there is to do, and in the type of the rows if it
-    is not rounded to that."""
+    scoring: Literal["softmax", "sigmoid", "softmax of chosen", "sparse mixer"] = "softmax"
+    """What scores are of logits, in float32; the last two are all that there is to do: one in the type of the rows if
+    it is not rounded to that, the other of two experts, in the type of logits."""
     is_wide: bool = False
     """Whether logits are in float32."""
     choice_bias: Tensor | None = None
@@ -219,11 +169,15 @@ class RouterParts(msgspec.Struct, frozen=True, eq=False):
     """Whether they are rounded to the type of the rows."""
     of_experts: Tensor | None = None
     """Numbers [E] in float32, by which the weights of each expert are multiplied."""
+    margin: float = 0.0
+    """By which share of the best logit others may be less that a sparse mixer weighs with it."""
 
     def bound(self) -> Any:
         choice = self.scoring, self.is_wide, self.choice_bias, self.num_groups, self.num_chosen_groups, self.is_sorted
         weighing = self.is_normalized, self.sum_offset, self.least_sum, self.factor, self.is_rounded
-        return torch.classes.twostep.Router(self.linear.bound(), self.top_k, *choice, *weighing, self.of_experts)
+        return torch.classes.twostep.Router(
+            self.linear.bound(), self.top_k, *choice, *weighing, self.of_experts, self.margin
+        )
 
 
 class MixtureNormsParts(msgspec.Struct, frozen=True, eq=False):
@@ -253,12 +207,16 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     shared_gate: LinearParts | None = None
     """What weighs its rows, by the sigmoid of a number of each."""
     norms: MixtureNormsParts | None = None
+    weighs_rows: bool = False
+    """Whether weights multiply what experts read, and not what they make."""
 
     def bound(self) -> Any:
         shared = None if self.shared is None else self.shared.bound()
         gate = None if self.shared_gate is None else self.shared_gate.bound()
         norms = None if self.norms is None else self.norms.bound()
-        return torch.classes.twostep.Mixture(self.router.bound(), self.experts.bound(), shared, gate, norms)
+        return torch.classes.twostep.Mixture(
+            self.router.bound(), self.experts.bound(), shared, gate, norms, self.weighs_rows
+        )
 
 
 class EndParts(msgspec.Struct, frozen=True, eq=False):
@@ -293,14 +251,21 @@ class AfterParts(msgspec.Struct, frozen=True, eq=False):
     multiplier: float | None = None
     """What both are multiplied by before they are added."""
     is_parallel: bool = False
-    """Whether the MLP reads the norm of the layer's input, as attention does."""
+    """Whether the MLP reads a norm of the layer's input, as attention does."""
+    adds_first: bool = False
+    """Whether what both make is added before the residual."""
     end: EndParts | None = None
+    output_name: str = "self_attn.o_proj"
+    """Path of `output` in the checkpoint's layer."""
+    path: str = "mlp"
+    """That of the MLP or the mixture."""
 
     def bound(self) -> Any:
         feed_forward = self.feed_forward.bound()
         choice = (feed_forward, None) if isinstance(self.feed_forward, MlpParts) else (None, feed_forward)
         added = map(_bound, (self.attention_norm, self.feed_forward_norm))
-        form = self.multiplier, self.is_parallel, None if self.end is None else self.end.bound()
+        end = None if self.end is None else self.end.bound()
+        form = self.multiplier, self.is_parallel, self.adds_first, end
         return torch.classes.twostep.AfterAttention(self.output.bound(), _bound(self.norm), *choice, *added, *form)
 
 
@@ -338,10 +303,12 @@ class RotaryParts(msgspec.Struct, frozen=True, eq=False):
     query_scales: Tensor | None = None  # [N], float32
     """What queries are multiplied by: each number those of `scale_interval` positions."""
     scale_interval: int = 1
+    scale_shift: int = 0
+    """By how many positions less the first number has."""
 
     def bound(self) -> Any:
-        form, scales = (self.is_rounded, self.is_wide, self.is_polar), (self.query_scales, self.scale_interval)
-        return torch.classes.twostep.Rotation(self.inv_freq, self.scaling, *form, *scales)
+        form, scales = (self.is_rounded, self.is_wide, self.is_polar), (self.scale_interval, self.scale_shift)
+        return torch.classes.twostep.Rotation(self.inv_freq, self.scaling, *form, self.query_scales, *scales)
 
 
 class LayerInputsParts(msgspec.Struct, frozen=True, eq=False):
@@ -382,6 +349,8 @@ class DecoderParts(msgspec.Struct, frozen=True, eq=False):
     layer_inputs: LayerInputsParts | None = None
     hidden_divisor: float | None = None
     """What the head's input is divided by."""
+    path: str = "model.layers"
+    """Path of the layers in the checkpoint."""
 
     def bound(self, cache: KVCache) -> Any:
         """Returns what computes the last hidden states."""

@@ -19,7 +19,7 @@ from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.mixers.state import StateCache
-from engine.model.decoder_parts import DecoderParts, RotaryParts, linear_parts
+from engine.model.decoder_parts import DecoderParts, RotaryParts
 from engine.model.drafting.kernel_head import HeadParts, KernelHeadForward
 from engine.model.drafting.mtp_head import MtpInput, join_parts
 from engine.model.fused_modules import FusedNorm, Rotation
@@ -34,6 +34,7 @@ from engine.weights.block_weight import BlockEmbedding
 from engine.weights.gathered_embedding import GatheredEmbedding
 from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
+from engine.weights.linear_parts import linear_parts
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 
@@ -64,6 +65,7 @@ FAMILIES = (
     "glm4",
     "glm4_moe",
     "glm4_moe_lite",
+    "gpt_neox",
     "gpt_oss",
     "granite",
     "granitemoe",
@@ -88,7 +90,10 @@ FAMILIES = (
     "olmo2",
     "olmo3",
     "olmoe",
+    "persimmon",
+    "phi",
     "phi3",
+    "phimoe",
     "qwen2",
     "qwen2_moe",
     "qwen3",
@@ -96,6 +101,7 @@ FAMILIES = (
     "seed_oss",
     "smollm3",
     "solar_open",
+    "stablelm",
     "starcoder2",
     "vaultgemma",
     "youtu",
@@ -154,14 +160,14 @@ def is_known(module: PreTrainedModel) -> bool:
     decoder = module.base_model
     if not causal_lm.is_causal_lm(module) or not causal_lm.is_decoder(decoder):
         return False
-    embedding, layers, head = decoder.embed_tokens, list(decoder.layers), module.get_output_embeddings()
+    embedding, layers, head = decoder.get_input_embeddings(), list(decoder.layers), module.get_output_embeddings()
     return (
         isinstance(head, PackedLinear)
         and isinstance(own_part(head.packed), KernelWeight | KernelQuantizedWeight)
         and _is_embedding_known(embedding)
         and (not has_layer_inputs(decoder) or are_layer_inputs_known(decoder))
         and _is_rotary_known(decoder.rotary_emb)
-        and isinstance(decoder.norm, FusedNorm)
+        and isinstance(causal_lm.final_norm(decoder), FusedNorm)
         and embedding.weight.dtype == head.packed.dtype
         and len(layers) == decoder.config.num_hidden_layers
         and all(isinstance(layer, KernelDecoderLayer) for layer in layers)
@@ -187,7 +193,7 @@ def _is_rotary_known(rotary: Any) -> bool:
 def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     """Returns the parts of a known model."""
     decoder, head = cast(Any, module.base_model), cast(Any, module.get_output_embeddings())
-    embedding = decoder.embed_tokens
+    embedding = decoder.get_input_embeddings()
     rotations, numbers = _rotations_of(decoder)
     layers = zip(decoder.layers, numbers, _sources_of(decoder.layers), strict=True)
     logits_factor, logits_divisor = causal_lm.logits_scale(module)
@@ -195,7 +201,7 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
         _rows_of(embedding),
         rotations,
         tuple(msgspec.structs.replace(each.parts, rotation=number, source=source) for each, number, source in layers),
-        norm_parts(decoder.norm),
+        norm_parts(cast(FusedNorm, causal_lm.final_norm(decoder))),
         linear_parts(head.packed, head.bias),
         embedding.gather if isinstance(embedding, GatheredEmbedding) else None,
         _embedding_scale(decoder),
@@ -204,6 +210,7 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
         logits_divisor,
         layer_inputs_parts(decoder) if has_layer_inputs(decoder) else None,
         causal_lm.hidden_divisor(module),
+        f"{module.base_model_prefix}.layers",
     )
 
 
@@ -221,7 +228,7 @@ def _sources_of(layers: Sequence[Any]) -> list[int | None]:
 def _embedding_scale(decoder: Any) -> float | None:
     if causal_lm.scales_embedding(decoder):
         return float(decoder.embedding_multiplier)
-    return code_fingerprint.embedding_scale(decoder.embed_tokens)
+    return code_fingerprint.embedding_scale(decoder.get_input_embeddings())
 
 
 def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:
@@ -236,7 +243,7 @@ def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:
 
 def _rotary_parts(rotary: Any, dtype: torch.dtype, prefix: str, rotation: Rotation) -> RotaryParts:
     inv_freq = getattr(rotary, f"{prefix}inv_freq").to(torch.float32)
-    scaling = getattr(rotary, f"{prefix}attention_scaling")
+    scaling = code_fingerprint.scaling_of_tables(rotary, prefix)
     is_rounded = not code_fingerprint.stays_wide(rotary)
     queries = () if rotation.scaling is None else (rotation.scaling.numbers(dtype), rotation.scaling.interval)
     frequencies = inv_freq if rotation.is_applied else inv_freq[:0]

@@ -48,7 +48,9 @@ class LayerForm(NamedTuple):
     multiplier: float | None = None
     """What attention and MLP are multiplied by before they are added."""
     is_parallel: bool = False
-    """Whether the MLP reads what attention reads."""
+    """Whether the MLP reads what attention reads, or another norm of it."""
+    adds_first: bool = False
+    """Whether what both make is added before the residual."""
     mixer: str = "self_attn"
     """Name of its attention, or of what mixes tokens in its place."""
     ffn: str = "mlp"
@@ -106,12 +108,20 @@ class FusedDecoderLayer(nn.Module):
         norms = self.norms
         read = hidden_states if norms.attention is None else norms.attention(hidden_states)
         mixed = _first_of(self.mixer(hidden_states=read, **kwargs))
+        if self.form.is_parallel:
+            return self._ended(self._sum_of_parallel(hidden_states, read, mixed), layer_input)
         residual, normed = self._add_and_norm(hidden_states, self._finished(mixed, norms.attended))
-        fed = self._fed_forward(residual, read if self.form.is_parallel else normed)
-        out = self._finished(fed, norms.added)
+        out = self._finished(self._fed_forward(residual, normed), norms.added)
         if self.next_norm is not None:
             return self.next_norm.add_ahead(residual, out)
         return self._ended(cast(Tensor, residual + out), layer_input)
+
+    def _sum_of_parallel(self, x: Tensor, read: Tensor, mixed: Tensor) -> Tensor:
+        """Returns the sum of a row, what has been mixed of it and what the MLP makes of it."""
+        names, norms = self.form.names, self.norms
+        fed = self._fed_forward(x, read if names.mlp == names.attention else cast(Any, norms.mlp)(x))
+        mixed, fed = self._finished(mixed, norms.attended), self._finished(fed, norms.added)
+        return cast(Tensor, x + (mixed + fed) if self.form.adds_first else x + mixed + fed)
 
     def _fed_forward(self, residual: Tensor, normed: Tensor) -> Any:
         out = _first_of(self.ffn(normed))  # gpt-oss returns a router's scores, too
@@ -142,7 +152,7 @@ class FusedDecoderLayer(nn.Module):
 
     def _add_and_norm(self, residual: Tensor, x: Any) -> tuple[Tensor, Tensor]:
         """Returns the sum, and what an MLP that reads it gets."""
-        if self.norms.mlp is not None and not self.form.is_parallel:
+        if self.norms.mlp is not None:
             return cast("tuple[Tensor, Tensor]", self.norms.mlp.add_and_norm(residual, x))
         total = residual + x
         return total, total

@@ -29,8 +29,10 @@ __all__ = [
     "QueryScaling",
     "Rotation",
     "concatenated",
+    "heads_by_kind",
     "interleaved",
     "merged_rows",
+    "names_of_head_layers",
 ]
 
 
@@ -68,18 +70,26 @@ class FusedRMSNorm(nn.Module):
 class FusedLayerNorm(nn.Module):
     """A layer norm (Ba et al., Layer Normalization, 2016) as one operator, rounded once."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, eps: float) -> None:
-        """`weight` and `bias` are in float32."""
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, eps: float, num_heads: int = 1) -> None:
+        """`weight` and `bias` are in float32, [H], or [N * D] if each of N heads has its own."""
         super().__init__()
-        self.weight, self.bias, self.eps = weight, bias, eps
+        self.weight, self.bias, self.eps, self.num_heads = weight, bias, eps, num_heads
 
-    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H], or [..., N, D] -> [..., N, D]
+        if self.num_heads > 1:
+            heads = x.clone(memory_format=torch.contiguous_format)
+            self.norm_heads(heads.view(-1, *heads.shape[-2:]))
+            return heads
         return cast(Tensor, torch.ops.twostep.layer_norm(x, self.weight, self.bias, self.eps))
 
     def add_and_norm(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns residual + x, and the norm of that sum."""
         total = residual + x
         return total, self(total)
+
+    def norm_heads(self, heads: Tensor) -> None:  # [T, N, D]
+        """Norms heads in their place."""
+        torch.ops.twostep.norm_heads(heads, self.weight, self.bias, self.eps)
 
 
 FusedNorm = FusedRMSNorm | FusedLayerNorm
@@ -115,14 +125,15 @@ class FusedMLP(nn.Module):
     def _activated(self, gate_up: Tensor) -> Tensor:
         if self.is_gated:
             return cast(Tensor, torch.ops.twostep.gate(gate_up, self.activation))
-        if self.activation == "square_relu":
-            torch.ops.twostep.square_relu(gate_up)
+        if self.activation in ("square_relu", "gelu_new"):
+            getattr(torch.ops.twostep, self.activation)(gate_up)
             return gate_up
         if self.activation == "xielu":
             torch.ops.twostep.xielu(gate_up, *self.numbers)
             return gate_up
-        is_silu = self.activation == "silu"
-        return nn.functional.silu(gate_up) if is_silu else nn.functional.gelu(gate_up, approximate="tanh")
+        if self.activation == "silu":
+            return nn.functional.silu(gate_up)
+        return nn.functional.gelu(gate_up, approximate="tanh" if self.activation == "gelu_tanh" else "none")
 
 
 class QueryScaling(NamedTuple):
@@ -172,8 +183,8 @@ class Rotation(NamedTuple):
 class HeadNorms(NamedTuple):
     """The norms of queries, keys and values, as far as an attention has them."""
 
-    query: FusedRMSNorm | None = None
-    key: FusedRMSNorm | None = None
+    query: FusedNorm | None = None
+    key: FusedNorm | None = None
     value: FusedRMSNorm | None = None
 
 
@@ -194,19 +205,23 @@ class FusedAttention(nn.Module):
     ) -> None:
         """`call` is any call that `attention` made: its shapes and constants are those of all its calls.
 
-        `norms` have one eps, each is of a head or, of queries and keys, of all heads together. If it is gated, a head
-        of its query projection is followed by the head's gates. `out_name` is that of its last layer.
+        `norms` have one eps and are of one kind, each is of a head or, of queries and keys, of all heads together, or a
+        layer norm with numbers for each head. If it is gated, a head of its query projection is followed by the head's
+        gates. `out_name` is that of its last layer.
         """
         super().__init__()
         _, self.num_heads, self.head_size = call.query.shape
         self.num_kv_heads, self.is_gated, self.kv = call.key.shape[1], is_gated, kv
         self.heads_of_all = self.num_heads, self.num_kv_heads
         """Numbers of heads of queries and of keys on all ranks together."""
-        is_one = hasattr(attention, "qkv_proj")
-        self.names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")[: len(self.head_counts)]
+        self.names = names_of_head_layers(attention, len(self.head_counts))
         """The layers of `attention` that are one here."""
+        self.are_in_turn = self.names == ("query_key_value",)
+        """Whether heads of queries, keys and values are in turn in the one layer that has them."""
         linears = [getattr(attention, name) for name in self.names]
-        self.qkv_proj = linears[0] if is_one else merged_rows(linears, self.joined)
+        self.qkv_proj = linears[0] if len(linears) == 1 else merged_rows(linears, self.joined)
+        if self.are_in_turn:
+            _reordered(self.qkv_proj, lambda rows: self.joined([rows]))
         self.out_name = out_name
         self.o_proj, self.rotation = getattr(attention, out_name), rotation
         self.q_norm, self.k_norm, self.v_norm = norms
@@ -225,6 +240,8 @@ class FusedAttention(nn.Module):
 
     def joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the rows of the projections of `names` as the merged one has them, gates last."""
+        if self.are_in_turn:
+            return heads_by_kind(tensors, self.head_size)
         if not self.is_gated:
             return concatenated(tensors)
         heads = torch.split(tensors[0], self.head_size)
@@ -262,7 +279,10 @@ class FusedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns queries, keys and values [T, heads, head_size], as far as they are projected."""
         query, *kv = rows.view(len(rows), -1, self.head_size).split_with_sizes([*self.head_counts], dim=1)
-        norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
+        norms = [norm.weight if isinstance(norm, FusedRMSNorm) else None for norm in (self.q_norm, self.k_norm)]
+        for norm, heads in zip((self.q_norm, self.k_norm), (query, *kv), strict=False):
+            if isinstance(norm, FusedLayerNorm):
+                norm.norm_heads(heads)
         if self.kv.values == "of keys":
             value = kv[0].clone() if self.v_norm is None else self.v_norm(kv[0])
             at = self.num_heads * self.head_size
@@ -327,13 +347,32 @@ def _interleaved(*linears: nn.Linear) -> nn.Linear:
     return merged_rows(linears, interleaved)
 
 
-def _in_turn(linear: nn.Linear) -> nn.Linear:
+def _in_turn(linear: nn.Linear) -> None:
     """Gives a layer whose first half of output columns is the gate the order that the operator `gate` reads."""
+    _reordered(linear, lambda rows: interleaved(torch.split(rows, len(rows) // 2)))
+
+
+def _reordered(linear: nn.Linear, order: Callable[[Tensor], Tensor]) -> None:
+    """Gives the rows of a layer's weight and bias another order."""
     for name, rows in linear._parameters.items():
         if rows is not None:
-            ordered = interleaved(torch.split(rows, len(rows) // 2))
-            linear._parameters[name] = nn.Parameter(ordered, requires_grad=False)
-    return linear
+            linear._parameters[name] = nn.Parameter(order(rows), requires_grad=False)
+
+
+def heads_by_kind(tensors: Sequence[Tensor], head_size: int) -> Tensor:
+    """Returns the rows of all tensors, which have heads of queries, keys and values in turn, with those of each kind
+    together."""
+    heads = torch.split(concatenated(tensors), head_size)
+    return torch.cat([*heads[::3], *heads[1::3], *heads[2::3]])
+
+
+def names_of_head_layers(attention: nn.Module, num_kinds: int) -> tuple[str, ...]:
+    """Returns the names of the layers that make queries, keys and values, as far as there are so many kinds, or of the
+    one that makes all."""
+    for name in ("qkv_proj", "query_key_value"):
+        if hasattr(attention, name):
+            return (name,)
+    return ("q_proj", "k_proj", "v_proj")[:num_kinds]
 
 
 def merged_rows(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:

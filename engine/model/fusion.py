@@ -10,7 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import GELUTanh, ReLUSquaredActivation, SiLUActivation, XIELUActivation
+from transformers.activations import (
+    GELUActivation,
+    GELUTanh,
+    NewGELUActivation,
+    ReLUSquaredActivation,
+    SiLUActivation,
+    XIELUActivation,
+)
 
 from engine.attention.kv_source import OWN_KV, head_counts
 from engine.attention.registry import AttentionCall
@@ -24,6 +31,7 @@ from engine.model.fused_modules import (
     FusedRotaryEmbedding,
     HeadNorms,
     Rotation,
+    names_of_head_layers,
 )
 from engine.model.fused_recurrent import FusedDeltaNet, FusedMamba2, FusedShortConvolution, names_of_projections
 from engine.model.known import causal_lm, code_fingerprint
@@ -31,6 +39,7 @@ from engine.model.known.kv_sources import has_own_keys, kv_source_of, norms_valu
 from engine.model.known.layer_form import form_of_layer
 from engine.model.known.norms import norm_without_weight
 from engine.model.known.recurrent import is_delta_net, is_mamba2, is_short_convolution
+from engine.model.known.rotations import rotation_of
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
 
@@ -121,7 +130,10 @@ def _fused_layer_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None
     eps = float(cast(float, module.eps if has_bias else module.variance_epsilon))
     if code_fingerprint.is_zero_centered_layer_norm(module):
         weight = weight + 1.0
-    return FusedLayerNorm(_fixed(weight.float()), None if bias is None else _fixed(bias.float()), eps)
+    num_heads = weight.shape[0] if weight.dim() > 1 else 1
+    return FusedLayerNorm(
+        _fixed(weight.float().flatten()), None if bias is None else _fixed(bias.float()), eps, num_heads
+    )
 
 
 def _fixed(weight: Tensor) -> nn.Parameter:
@@ -135,7 +147,7 @@ def _fused_mlp(module: nn.Module, on_cpu: bool) -> nn.Module | None:
     is_gated = not code_fingerprint.is_plain_mlp(module)
     act = getattr(module, names[-1]) if names[-1] else None
     activation = "silu" if act is None else _activation_name(act)
-    if activation in ("square_relu", "xielu") and is_gated:  # there is no such gate
+    if is_gated and activation not in ("silu", "gelu_tanh"):  # there is no such gate
         return None
     numbers = xielu_numbers(act) if activation == "xielu" else ()
     return None if activation is None else FusedMLP(module, activation, names[:-1], is_gated, numbers)
@@ -158,11 +170,16 @@ def _fused_recurrent(module: nn.Module) -> nn.Module | None:
     return None
 
 
+_NAMES_OF_PLAIN_MLPS = (
+    *(("c_fc", "c_proj", "act"), ("up_proj", "down_proj", "act_fn")),
+    *(("dense_h_to_4h", "dense_4h_to_h", "act"), ("fc1", "fc2", "activation_fn")),
+)
+
+
 def _names_of_mlp(module: nn.Module, on_cpu: bool) -> tuple[str, ...] | None:
     """Returns the names of a known MLP's linear layers and its activation, which is empty where it is always silu."""
     if code_fingerprint.is_plain_mlp(module):
-        names = ("c_fc", "c_proj", "act") if hasattr(module, "c_fc") else ("up_proj", "down_proj", "act_fn")
-        return names if on_cpu else None
+        return next(names for names in _NAMES_OF_PLAIN_MLPS if hasattr(module, names[0])) if on_cpu else None
     if code_fingerprint.is_silu_mlp(module):
         return "w1", "w3", "w2", ""
     if not code_fingerprint.is_gated_mlp(module):
@@ -184,6 +201,10 @@ def _activation_name(module: nn.Module) -> str | None:
         return "square_relu"
     if type(module) is XIELUActivation:
         return "xielu"
+    if type(module) is NewGELUActivation:
+        return "gelu_new"
+    if type(module) is GELUActivation and module.act is nn.functional.gelu:
+        return "gelu"
     is_tanh = type(module) is GELUTanh and isinstance(module.act, functools.partial)  # not the formula in Python
     return "gelu_tanh" if is_tanh else None
 
@@ -193,7 +214,7 @@ def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall], on_cpu: 
     if not has_norms and not code_fingerprint.is_attention(module):
         return None
     call = next((call for call in calls if call.layer == module.layer_idx), None)
-    rotation = code_fingerprint.rotation_of(module)
+    rotation = rotation_of(module)
     if call is None or rotation is None or not _has_shape_of(module, call):
         return None
     norms = _head_norms(module, call) if has_norms else HeadNorms()
@@ -212,25 +233,41 @@ def _is_for_cuda(attention: nn.Module, rotation: Rotation) -> bool:
 
 def _head_norms(attention: nn.Module, call: AttentionCall) -> HeadNorms | None:
     names = code_fingerprint.names_of_head_norms(attention)[: 2 if has_own_keys(attention) else 1]
-    norms = [norm for name in names if isinstance(norm := getattr(attention, name), FusedRMSNorm)]
-    if len(norms) < len(names) or len({norm.eps for norm in norms}) > 1:
+    norms = [norm for name in names if (norm := _head_norm(getattr(attention, name))) is not None]
+    if len(norms) < len(names) or len({(type(norm), norm.eps) for norm in norms}) > 1:
         return None
-    in_one = code_fingerprint.norms_all_heads(attention)
-    parts = (call.query, call.key)[: len(norms)]
-    sizes = [part[0].numel() if in_one else part.shape[2] for part in parts]
-    if sizes != [norm.weight.numel() for norm in norms]:
+    if not all(_fits_heads(attention, *each) for each in zip(norms, (call.query, call.key), strict=False)):
         return None
+    both = HeadNorms(norms[0], norms[1] if len(norms) > 1 else None)
     if not norms_values(attention):
-        return HeadNorms(*norms)
+        return both
     value = getattr(attention, "v_norm", None)
-    return HeadNorms(*norms)._replace(value=value) if isinstance(value, FusedRMSNorm) else None
+    return both._replace(value=value) if isinstance(value, FusedRMSNorm) else None
+
+
+def _head_norm(norm: nn.Module) -> FusedNorm | None:
+    """Returns the fused norm of heads that the module is, or the one that does what its norms of single heads do."""
+    if not code_fingerprint.is_norm_of_each_head(norm):
+        return norm if isinstance(norm, FusedNorm) else None
+    norms = [*cast(Any, norm).norms]
+    if not all(isinstance(each, FusedLayerNorm) and each.bias is None for each in norms):
+        return None
+    return FusedLayerNorm(_fixed(torch.cat([each.weight for each in norms])), None, norms[0].eps, len(norms))
+
+
+def _fits_heads(attention: nn.Module, norm: FusedNorm, heads: Tensor) -> bool:  # [T, N, D]
+    """Whether the norm is one of a head, or of all as the attention's are."""
+    if isinstance(norm, FusedLayerNorm) and norm.num_heads > 1:
+        return norm.num_heads == heads.shape[1] and norm.weight.numel() == heads[0].numel()
+    size = heads[0].numel() if code_fingerprint.norms_all_heads(attention) else heads.shape[2]
+    return norm.weight.numel() == size
 
 
 def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
     """Whether all heads have one even size, and the projections have as many output columns as the call's tensors."""
-    is_one, heads = hasattr(attention, "qkv_proj"), (call.query.shape[1], call.key.shape[1])
+    heads = call.query.shape[1], call.key.shape[1]
     counts = head_counts(kv_source_of(attention).values, *heads)
-    names = ("qkv_proj",) if is_one else ("q_proj", "k_proj", "v_proj")[: len(counts)]
+    names = names_of_head_layers(attention, len(counts))
     if (
         not _are_linear(attention, *names, code_fingerprint.name_of_output(attention))
         or len({part.shape[2] for part in call[:3]}) > 1
@@ -239,7 +276,7 @@ def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
     sizes = [cast(nn.Linear, getattr(attention, name)).out_features for name in names]
     columns = [count * call.query.shape[2] for count in counts]
     columns[0] *= 1 + code_fingerprint.gates_output(attention)
-    return call.query.shape[2] % 2 == 0 and sizes == ([sum(columns)] if is_one else columns)
+    return call.query.shape[2] % 2 == 0 and sizes == ([sum(columns)] if len(names) == 1 < len(columns) else columns)
 
 
 def _fused_layer(module: nn.Module, on_cpu: bool) -> nn.Module | None:

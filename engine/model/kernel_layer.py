@@ -52,14 +52,21 @@ class KernelDecoderLayer(nn.Module):
 
     def __init__(self, layer: FusedDecoderLayer) -> None:
         super().__init__()
-        attention: Any = layer.self_attn
+        attention: Any = layer.mixer
         self.layer = layer
-        self.parts = LayerParts(self._attention_parts(layer), _after_parts(layer, attention.o_proj))
+        self.parts = LayerParts(
+            self._attention_parts(layer), _after_parts(layer, attention.o_proj, self.name_of_output)
+        )
         # Called as operators with an object, torch throws and catches two exceptions.
         self._attention = self.parts.attention.bound()
         self._run_before, self._run_after = self._attention.run, self.parts.after.bound().run
         self._call = self._call_of(attention)
         self._exchanged = self.kv.exchanged
+
+    @property
+    def name_of_output(self) -> str:
+        """The name of the attention's last layer."""
+        return cast(FusedAttention, self.layer.mixer).out_name
 
     @property
     def index(self) -> int:
@@ -68,17 +75,17 @@ class KernelDecoderLayer(nn.Module):
 
     @property
     def kv(self) -> KVSource:
-        return cast(FusedAttention, self.layer.self_attn).kv
+        return cast(FusedAttention, self.layer.mixer).kv
 
     @property
     def rotation(self) -> Rotation:
-        return cast(FusedAttention, self.layer.self_attn).rotation
+        return cast(FusedAttention, self.layer.mixer).rotation
 
     @property
     def weights_after_attention(self) -> list[PackedWeight]:
         """Packed weights of the output projection and the MLP, or what is beside experts, which keys and values do not
         depend on."""
-        attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.ffn
+        attention_out, mlp = cast(FusedAttention, self.layer.mixer).o_proj.packed, self.layer.ffn
         of_input = [getattr(self.layer, name).packed for name in (self.layer.form.input or ())[:2]]
         further = [*weights_beside(self.layer), *of_input]
         if self.layer.form.shared is not None:
@@ -119,7 +126,7 @@ class KernelDecoderLayer(nn.Module):
         return cast(AttentionCall, attention.call)
 
     def _query_scales_of(self, position_ids: Tensor | None) -> Tensor | None:
-        return cast(FusedAttention, self.layer.self_attn).query_scales_of(position_ids)
+        return cast(FusedAttention, self.layer.mixer).query_scales_of(position_ids)
 
     def _finished(self, attended: Tensor) -> Tensor:
         """Returns what the output projection multiplies."""
@@ -130,20 +137,24 @@ class KernelLatentLayer(KernelDecoderLayer):
     """Replaces a `FusedDecoderLayer` whose attention, the model's own code, is over latents."""
 
     @property
+    def name_of_output(self) -> str:
+        return "o_proj"
+
+    @property
     def kv(self) -> KVSource:
         return OWN_KV
 
     @property
     def rotation(self) -> Rotation:
-        return latent_rotation(self.layer.self_attn)
+        return latent_rotation(self.layer.mixer)
 
     @property
     def weights_after_attention(self) -> list[PackedWeight]:
-        heads: Any = cast(Any, self.layer.self_attn).kv_b_proj
+        heads: Any = cast(Any, self.layer.mixer).kv_b_proj
         return [*super().weights_after_attention, *heads.value_weights]
 
     def _attention_parts(self, layer: FusedDecoderLayer) -> LatentParts:
-        return latent_parts(layer.self_attn, _optional_norm_parts(layer.norms.attention))
+        return latent_parts(layer.mixer, _optional_norm_parts(layer.norms.attention))
 
     def _call_of(self, attention: Any) -> AttentionCall:
         """Returns a call without tensors: what all its calls have in common."""
@@ -169,7 +180,7 @@ class KernelRecurrentLayer(nn.Module):
         projection = parts_of_linear(mixer.in_proj).bound()
         self._run_before = torch.classes.twostep.NormedLinear(norm, projection).run
         self._mix = mixer.mix
-        self._run_after = _after_parts(layer, mixer.out_proj).bound().run
+        self._run_after = _after_parts(layer, mixer.out_proj, "out_proj").bound().run
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
         if are_rows_adapted():
@@ -208,7 +219,7 @@ def _is_attention_known(attention: nn.Module) -> bool:
 
 
 def _attention_parts(layer: FusedDecoderLayer) -> AttentionParts:
-    attention = cast(FusedAttention, layer.self_attn)
+    attention = cast(FusedAttention, layer.mixer)
     return AttentionParts(
         _optional_norm_parts(layer.norms.attention),
         _optional_norm_parts(attention.q_norm),
@@ -224,14 +235,17 @@ def _attention_parts(layer: FusedDecoderLayer) -> AttentionParts:
         attention.names,
         attention.kv.values,
         attention.heads_of_all,
+        layer.form.mixer,
+        attention.are_in_turn,
     )
 
 
-def _after_parts(layer: FusedDecoderLayer, output: nn.Module) -> AfterParts:
-    """Returns the parts behind the layer's mixer, whose last projection is `output`."""
+def _after_parts(layer: FusedDecoderLayer, output: nn.Module, name: str) -> AfterParts:
+    """Returns the parts behind the layer's mixer, whose last projection is `output`, of this name."""
     norms, form = LayerNorms(*map(_optional_norm_parts, layer.norms)), layer.form
-    added = norms.attended, norms.added, form.multiplier, form.is_parallel
-    return AfterParts(parts_of_linear(output), norms.mlp, _feed_forward_parts(layer), *added, _end_parts(layer))
+    added = norms.attended, norms.added, form.multiplier, form.is_parallel, form.adds_first, _end_parts(layer)
+    names = f"{form.mixer}.{name}", form.ffn
+    return AfterParts(parts_of_linear(output), norms.mlp, _feed_forward_parts(layer), *added, *names)
 
 
 def _feed_forward_parts(layer: FusedDecoderLayer) -> MlpParts | MixtureParts:

@@ -8,6 +8,10 @@ _SIGMOIDS: dict[str, Any] = {
     **{"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     **{"num_shared_experts": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
 }
+_LONG: dict[str, Any] = {
+    **{"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0, 1.5, 2.0, 3.0]},
+    **{"long_factor": [1.0, 2.0, 4.0, 8.0], "original_max_position_embeddings": 256},
+}
 _GRANITE_MOE: dict[str, Any] = {
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.3, "attention_multiplier": 0.3},
     **{"residual_multiplier": 0.7, "logits_scaling": 3.0},
@@ -74,6 +78,24 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "minicpm3": ("MiniCPM3Config", {**_LATENTS, "scale_emb": 3.0, "scale_depth": 1.2, "dim_model_base": 16}),
+    "phimoe": (
+        "PhimoeConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 2, "router_jitter_noise": 0.2, "attention_bias": True},
+            **{"lm_head_bias": True, "sliding_window": None, "max_position_embeddings": 512},
+            "rope_parameters": {**_LONG, "short_mscale": 1.2, "long_mscale": 1.3, "factor": 2.0},
+        },
+    ),
+    "phi3_long": ("Phi3Config", {"rope_parameters": _LONG, "max_position_embeddings": 512}),
+    "gpt_neox_serial": ("GPTNeoXConfig", {"use_parallel_residual": False}),
+    "phi": ("PhiConfig", {}),
+    "phi_normed": ("PhiConfig", {"qk_layernorm": True, "hidden_act": "gelu", "intermediate_size": 64}),
+    "persimmon": ("PersimmonConfig", {}),
+    "stablelm_parallel": (
+        "StableLmConfig",
+        {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    ),
+    "cohere_normed": ("CohereConfig", {"use_qk_norm": True}),
     "vaultgemma": ("VaultGemmaConfig", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 12}),
 }
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {

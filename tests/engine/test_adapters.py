@@ -29,6 +29,7 @@ GOLDEN = (
     "gemma3",
     "gemma4_e",
     "gpt2",
+    "gpt_neox",
     "phi3",
     "starcoder2",
     "deepseek_v3",

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "base/activations.h"
 #include "base/operators.h"
 #include "base/rows.h"
 #include "base/thread_pool.h"
@@ -37,6 +38,12 @@ Vec expm1_nonpositive(Vec x) {
   return where_less(x, broadcast(-0.5f), exp_nonpositive(x) - broadcast(1.0f), series * x);
 }
 
+// The hyperbolic tangent, to a few units in the last place of 1.
+Vec tanh_of(Vec x) {
+  const Vec two = broadcast(2.0f);
+  return two * sigmoid_of(two * x) - broadcast(1.0f);
+}
+
 }  // namespace
 
 void square_relu(const at::Tensor& x) {
@@ -55,6 +62,15 @@ void xielu(const at::Tensor& x, const Xielu& numbers) {
     const Vec below = rounded(expm1_nonpositive(where_less(bound, v, bound, v)));
     const Vec curved = rounded(rounded(below - v) * negative);
     return where_less(Vec{}, v, square, curved) + linear;
+  });
+}
+
+void gelu_new(const at::Tensor& x) {
+  map_in_place(x, [](Vec v, const auto* element) TWOSTEP_INLINE {
+    const auto rounded = [&](Vec each) { return rounded_to(each, element); };
+    const Vec cube = rounded(rounded(v * v) * v), inner = rounded(v + rounded(broadcast(0.044715f) * cube));
+    const Vec bent = rounded(tanh_of(rounded(broadcast(0.79788456f) * inner)));
+    return rounded(broadcast(0.5f) * v) * rounded(broadcast(1.0f) + bent);
   });
 }
 

@@ -108,14 +108,15 @@ struct Rotation : torch::CustomClassHolder {
   bool is_polar;    // whether they are parts of complex numbers, whose last bits differ
   OptionalTensor query_scales;
   int64_t interval;  // of positions whose queries have one scale
+  int64_t shift;     // by how many positions less the first one has
 
   Rotation(at::Tensor frequencies, double scaling, bool is_rounded, bool is_wide, bool is_polar,
-           OptionalTensor query_scales, int64_t interval)
+           OptionalTensor query_scales, int64_t interval, int64_t shift)
       : frequencies(std::move(frequencies)), scaling(scaling), is_rounded(is_rounded), is_wide(is_wide),
-        is_polar(is_polar), query_scales(std::move(query_scales)), interval(interval) {}
+        is_polar(is_polar), query_scales(std::move(query_scales)), interval(interval), shift(shift) {}
 
   Rotations of(at::ScalarType dtype) const {
-    const auto scales = query_scales ? std::optional(QueryScales{*query_scales, interval}) : std::nullopt;
+    const auto scales = query_scales ? std::optional(QueryScales{*query_scales, interval, shift}) : std::nullopt;
     return Rotations(frequencies, scaling, is_rounded ? std::optional(dtype) : std::nullopt,
                      is_wide ? at::kFloat : dtype, is_polar, scales);
   }
@@ -297,11 +298,11 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string, bool, std::vector<double>>());
   library.class_<Router>("Router")
       .def(torch::init<Ref<Linear>, int64_t, std::string, bool, OptionalTensor, int64_t, int64_t, bool, bool, double,
-                       double, double, bool, OptionalTensor>());
+                       double, double, bool, OptionalTensor, double>());
   library.class_<MixtureNorms>("MixtureNorms").def(torch::init<Ref<Norm>, double, Ref<Norm>, Ref<Norm>, Ref<Norm>>());
   library.class_<Mixture>("Mixture")
       .def(torch::init<Ref<Router>, Ref<moe::Experts>, std::optional<Ref<Mlp>>, std::optional<Ref<Linear>>,
-                       std::optional<Ref<MixtureNorms>>>());
+                       std::optional<Ref<MixtureNorms>>, bool>());
   library.class_<LayerEnd>("LayerEnd")
       .def(torch::init<std::optional<Ref<Linear>>, std::optional<Ref<Linear>>, OptionalNorm, double>());
   library.class_<AfterAttention>("AfterAttention")
@@ -309,7 +310,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       .def("run", &after_attention);
   library.class_<Layer>("Layer").def(torch::init(&layer_of));
   library.class_<Rotation>("Rotation").def(
-      torch::init<at::Tensor, double, bool, bool, bool, OptionalTensor, int64_t>());
+      torch::init<at::Tensor, double, bool, bool, bool, OptionalTensor, int64_t, int64_t>());
   library.class_<LayerInputs>("LayerInputs")
       .def(torch::init<at::Tensor, std::optional<double>, Ref<Linear>, double, Ref<Norm>, double>());
   library.class_<Decoder>("Decoder")

@@ -45,7 +45,13 @@ struct BeforeAttention : Attention {
                   bool norms_last)
       : Attention(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
         value_norm(std::move(value_norm)), qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads),
-        values(values_named(values)), in_pairs(in_pairs), norms_last(norms_last) {}
+        values(values_named(values)), in_pairs(in_pairs), norms_last(norms_last) {
+    const auto is_centered = [](const auto& norm) { return norm && (*norm)->is_centered; };
+    const bool are_centered = is_centered(this->query_norm);
+    TORCH_CHECK(are_centered == is_centered(this->key_norm), "norms of queries and keys are of one kind");
+    TORCH_CHECK(!are_centered || (!norms_last && this->values == Values::kProjected),
+                "heads that have layer norms have them first, and values of their own");
+  }
 
   bool takes_keys_of_others() const override { return values == Values::kOfAnotherLayer; }
 
@@ -79,9 +85,19 @@ struct BeforeAttention : Attention {
 
   void rotate(at::Tensor& rows, const Angles& angles, int64_t num_heads, int64_t num_kv_heads,
               const OptionalNorm& query_norm, const OptionalNorm& key_norm, const OptionalTensor& query_scales) const {
+    if (query_norm && (*query_norm)->is_centered) {
+      norm_part(rows, 0, num_heads, num_heads + 2 * num_kv_heads, **query_norm);
+      norm_part(rows, num_heads, num_kv_heads, num_heads + 2 * num_kv_heads, **key_norm);
+      return rotate(rows, angles, num_heads, num_kv_heads, {}, {}, query_scales);
+    }
     const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
     rotate_heads(rows, angles.cos, angles.sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
                  query_norm ? (*query_norm)->eps : 0.0, in_pairs, norms_last, query_scales);
+  }
+
+  // Norms `count` of all heads of rows, from the `first` one, in place.
+  static void norm_part(const at::Tensor& rows, int64_t first, int64_t count, int64_t all, const Norm& norm) {
+    norm_heads(rows.view({rows.size(0), all, -1}).narrow(1, first, count), norm.weight, norm.bias, norm.eps);
   }
 };
 
@@ -91,24 +107,30 @@ struct AfterAttention : torch::CustomClassHolder {
   Ref<FeedForward> feed_forward;
   OptionalNorm attention_norm, feed_forward_norm;  // of what either adds to the residual
   std::optional<double> multiplier;                // of that
-  bool is_parallel;                                // whether the MLP reads the norm of what attention does, too
+  bool is_parallel;                                // whether the MLP reads a norm of what attention does, too
+  bool adds_first;                                 // whether what both make is added before the residual
   OptionalEnd end;
 
   AfterAttention(Ref<Linear> attention_out, OptionalNorm norm, Ref<FeedForward> feed_forward,
                  OptionalNorm attention_norm, OptionalNorm feed_forward_norm, std::optional<double> multiplier,
-                 bool is_parallel, OptionalEnd end)
+                 bool is_parallel, bool adds_first, OptionalEnd end)
       : attention_out(std::move(attention_out)), norm(std::move(norm)), feed_forward(std::move(feed_forward)),
         attention_norm(std::move(attention_norm)), feed_forward_norm(std::move(feed_forward_norm)),
-        multiplier(multiplier), is_parallel(is_parallel), end(std::move(end)) {}
+        multiplier(multiplier), is_parallel(is_parallel), adds_first(adds_first), end(std::move(end)) {}
 
   std::vector<Ref<Linear>> linears_of_end() const { return end ? (*end)->linears() : std::vector<Ref<Linear>>{}; }
 
   // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output, but for its end
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended, Workspace& work,
                                                 const AdapterRows& rows) const {
-    const at::Tensor projected =
-        finished(attention_norm, (*attention_out)(attended, work.added, Activation::kNone, rows));
+    const Buffer& own = adds_first ? work.mixed : work.added;
+    const at::Tensor projected = finished(attention_norm, (*attention_out)(attended, own, Activation::kNone, rows));
     at::Tensor residual, normed;
+    if (adds_first) {
+      normed = (**norm)(x, work.normed);
+      const at::Tensor fed = finished(feed_forward_norm, (*feed_forward)(x, normed, work, rows));
+      return {x, add_rows(projected, fed, work.mixed)};
+    }
     if (is_parallel) {
       normed = (**norm)(x, work.normed);
       residual = add_rows(x, projected, work.residual);
@@ -131,13 +153,15 @@ struct AfterAttention : torch::CustomClassHolder {
 inline Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, OptionalNorm norm,
                                               std::optional<Ref<Mlp>> mlp, std::optional<Ref<Mixture>> mixture,
                                               OptionalNorm attention_norm, OptionalNorm feed_forward_norm,
-                                              std::optional<double> multiplier, bool is_parallel, OptionalEnd end) {
+                                              std::optional<double> multiplier, bool is_parallel, bool adds_first,
+                                              OptionalEnd end) {
   TORCH_CHECK(mlp.has_value() != mixture.has_value(), "a layer has an MLP or a mixture");
   TORCH_CHECK(norm || !is_parallel, "a layer whose parts are parallel has a norm");
+  TORCH_CHECK(is_parallel || !adds_first, "only what parallel parts make is added first");
   const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);
   return c10::make_intrusive<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward,
                                              std::move(attention_norm), std::move(feed_forward_norm), multiplier,
-                                             is_parallel, std::move(end));
+                                             is_parallel, adds_first, std::move(end));
 }
 
 }  // namespace twostep

@@ -14,15 +14,18 @@
 #include <torch/custom_class.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "layers/modules.h"
+#include "layers/sparse_mixer.h"
 #include "moe/experts.h"
 
 namespace twostep {
@@ -41,6 +44,10 @@ struct FeedForward : torch::CustomClassHolder {
 constexpr int64_t kGatedTokens = 1024;
 
 struct Mlp : FeedForward {
+  // Activations without a gate.
+  static constexpr std::array<std::string_view, 6> kPlain = {"square_relu", "xielu",     "gelu_new",
+                                                             "silu",        "gelu_tanh", "gelu"};
+
   Ref<Linear> gate_up, down;  // the former without a gate, if there is none
   std::string activation;
   Activation gate;  // none without a gate
@@ -49,6 +56,8 @@ struct Mlp : FeedForward {
   Mlp(Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation, bool is_gated, std::vector<double> numbers)
       : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation),
         gate(is_gated ? activation_named(activation) : Activation::kNone), numbers(std::move(numbers)) {
+    const bool is_known = is_gated || std::find(kPlain.begin(), kPlain.end(), activation) != kPlain.end();
+    TORCH_CHECK(is_known, "the activation ", activation, " is not known");
     TORCH_CHECK(this->numbers.size() == (activation == "xielu" ? 4 : 0), "only xIELU has numbers, four of them");
   }
 
@@ -81,7 +90,9 @@ struct Mlp : FeedForward {
   void activate(at::Tensor& x) const {
     if (activation == "square_relu") return square_relu(x);
     if (activation == "xielu") return xielu(x, {numbers[0], numbers[1], numbers[2], numbers[3]});
-    activation_named(activation) == Activation::kSilu ? at::silu_(x) : at::gelu_(x, "tanh");  // of elementwise.cpp
+    if (activation == "gelu_new") return gelu_new(x);
+    if (activation == "silu") at::silu_(x);  // these are of elementwise.cpp
+    else at::gelu_(x, activation == "gelu_tanh" ? "tanh" : "none");
   }
 
   std::vector<Ref<Linear>> linears() const override { return {gate_up, down}; }
@@ -89,7 +100,7 @@ struct Mlp : FeedForward {
 
 // Chooses experts of each row and weighs them, by torch's own operators.
 struct Router : torch::CustomClassHolder {
-  enum class Scoring { kSoftmax, kSigmoid, kSoftmaxOfChosen };
+  enum class Scoring { kSoftmax, kSigmoid, kSoftmaxOfChosen, kSigmoidOfChosen, kSparseMixer };
 
   Ref<Linear> weight;
   int64_t num_chosen;
@@ -104,21 +115,28 @@ struct Router : torch::CustomClassHolder {
   double factor;              // of the weights then
   bool is_rounded;            // whether they are rounded to the rows' dtype
   OptionalTensor of_experts;  // [N] in float32: what each expert's weights are multiplied by then
+  double margin;              // by which share of the best logit others may be less that are weighed with it
 
   Router(Ref<Linear> weight, int64_t num_chosen, const std::string& scoring, bool is_wide, OptionalTensor choice_bias,
          int64_t num_groups, int64_t num_chosen_groups, bool is_sorted, bool is_normalized, double sum_offset,
-         double least_sum, double factor, bool is_rounded, OptionalTensor of_experts)
+         double least_sum, double factor, bool is_rounded, OptionalTensor of_experts, double margin)
       : weight(std::move(weight)), num_chosen(num_chosen), scoring(scoring_named(scoring)), is_wide(is_wide),
         choice_bias(std::move(choice_bias)), num_groups(num_groups), num_chosen_groups(num_chosen_groups),
         is_sorted(is_sorted), is_normalized(is_normalized), sum_offset(sum_offset), least_sum(least_sum),
-        factor(factor), is_rounded(is_rounded), of_experts(std::move(of_experts)) {}
+        factor(factor), is_rounded(is_rounded), of_experts(std::move(of_experts)), margin(margin) {}
 
   // normed [T, H] -> the chosen experts and their weights [T, S]
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& normed) const {
     const at::Tensor logits = (*weight)(is_wide ? widened(normed) : normed, {});
+    if (scoring == Scoring::kSparseMixer) return mix_sparsely(logits, margin);
     if (scoring == Scoring::kSoftmaxOfChosen) {
       const auto [largest, experts] = at::topk(is_rounded ? logits.to(at::kFloat) : logits, num_chosen, -1);
       return {experts, at::softmax(largest, -1).to(normed.scalar_type())};
+    }
+    if (scoring == Scoring::kSigmoidOfChosen) {
+      const auto [largest, experts] = at::topk(logits, num_chosen, -1);
+      const at::Tensor weights = at::sigmoid(largest.to(at::kFloat)).to(normed.scalar_type());
+      return {experts, is_normalized ? weights / weights.sum(-1, true) : weights};
     }
     const bool is_sigmoid = scoring == Scoring::kSigmoid;
     const at::Tensor scores = is_sigmoid ? at::sigmoid(logits.to(at::kFloat)) : at::softmax(logits, -1, at::kFloat);
@@ -134,6 +152,8 @@ struct Router : torch::CustomClassHolder {
   static Scoring scoring_named(const std::string& name) {
     if (name == "softmax") return Scoring::kSoftmax;
     if (name == "sigmoid") return Scoring::kSigmoid;
+    if (name == "sigmoid of chosen") return Scoring::kSigmoidOfChosen;
+    if (name == "sparse mixer") return Scoring::kSparseMixer;
     TORCH_CHECK(name == "softmax of chosen", "the scoring ", name, " is not known");
     return Scoring::kSoftmaxOfChosen;
   }
@@ -175,16 +195,21 @@ struct Mixture : FeedForward {
   std::optional<Ref<Mlp>> shared;
   std::optional<Ref<Linear>> shared_gate;
   std::optional<Ref<MixtureNorms>> norms;
+  bool weighs_rows;  // whether weights multiply what experts read, and not what they make
 
   Mixture(Ref<Router> router, Ref<moe::Experts> experts, std::optional<Ref<Mlp>> shared,
-          std::optional<Ref<Linear>> shared_gate, std::optional<Ref<MixtureNorms>> norms)
+          std::optional<Ref<Linear>> shared_gate, std::optional<Ref<MixtureNorms>> norms, bool weighs_rows)
       : router(std::move(router)), experts(std::move(experts)), shared(std::move(shared)),
-        shared_gate(std::move(shared_gate)), norms(std::move(norms)) {}
+        shared_gate(std::move(shared_gate)), norms(std::move(norms)), weighs_rows(weighs_rows) {
+    TORCH_CHECK(!weighs_rows || this->router->num_chosen == 1, "rows that are weighed are one expert's each");
+  }
 
   at::Tensor operator()(const at::Tensor& x, const at::Tensor& normed, const Workspace& work,
                         const AdapterRows& rows) const override {
     const auto [chosen, weights] = (*router)(norms ? (*norms)->routed(x) : normed);
-    const at::Tensor sum = experts->run(norms ? (*(*norms)->experts)(x) : normed, chosen, weights);
+    const at::Tensor read = norms ? (*(*norms)->experts)(x) : normed;
+    const at::Tensor sum = weighs_rows ? experts->run(read * weights, chosen, at::ones_like(weights))
+                                       : experts->run(read, chosen, weights);
     if (norms) (*norms)->added->in_place(sum);
     if (!shared) return sum;
     const OptionalTensor gates =

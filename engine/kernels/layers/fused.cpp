@@ -192,6 +192,28 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::
   return out;
 }
 
+void norm_heads(const at::Tensor& heads, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps) {
+  TORCH_CHECK(heads.dim() == 3 && heads.stride(2) == 1, "heads lie in the columns of a matrix");
+  const int64_t count = heads.size(1), size = heads.size(2);
+  const bool is_of_each = weight.numel() != size;
+  for (const at::Tensor& each : {weight, bias.value_or(weight)}) {
+    check_weight(each, heads, is_of_each ? count * size : size);
+    TORCH_CHECK(each.scalar_type() == at::kFloat, "weight and bias of a layer norm are in float32");
+  }
+  with_element_of(heads, [&]<class Element>(Element*) {
+    const auto* scale = weight.const_data_ptr<float>();
+    const float* shift = bias ? bias->const_data_ptr<float>() : nullptr;
+    auto* data = heads.mutable_data_ptr<Element>();
+    for_each_row(heads.size(0), count * size, [&](int64_t row) {
+      for (int64_t head = 0; head < count; ++head) {
+        Element* at = data + row * heads.stride(0) + head * heads.stride(1);
+        const int64_t own = is_of_each ? head * size : 0;
+        normalize_centered(at, scale + own, shift ? shift + own : nullptr, size, float(eps), at);
+      }
+    });
+  });
+}
+
 void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
                   const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs, bool norms_last,

@@ -118,7 +118,7 @@ struct Heads {
 // Intermediate results of a layer, which the next layer overwrites.
 class Workspace {
  public:
-  Buffer qkv, attended, residual, normed, gated, added;
+  Buffer qkv, attended, residual, normed, gated, added, mixed;
   Buffer query_down, latents, plain, query, key, absorbed, sums, expanded, values;  // of latent attention
 
   // Views of `qkv`, which are kept as long as it is.

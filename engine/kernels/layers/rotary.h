@@ -27,13 +27,14 @@ struct Angles {
   std::optional<at::Tensor> query_scales;
 };
 
-// Numbers [N] in float32, each that of the queries at `interval` positions one after the other.
+// Numbers [N] in float32, each that of the queries at `interval` positions one after the other; the first of them has
+// `shift` less.
 struct QueryScales {
   at::Tensor numbers;
-  int64_t interval;
+  int64_t interval, shift;
 
   at::Tensor of(const at::Tensor& positions) const {
-    return take_rows(numbers.unsqueeze(-1), at::floor_divide(positions, interval)).squeeze(-1);
+    return take_rows(numbers.unsqueeze(-1), at::floor_divide(positions + shift, interval)).squeeze(-1);
   }
 };
 

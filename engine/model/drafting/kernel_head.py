@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
-from engine.model.decoder_parts import DecoderParts, LinearParts, NormParts
+from engine.model.decoder_parts import DecoderParts, NormParts
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import ForwardOutput, HeadForward, HeadInput
 from engine.runner.model_inputs import ModelInputs
+from engine.weights.linear_parts import LinearParts
 
 __all__ = ["HeadParts", "JoinParts", "KernelHeadForward", "KernelMtpInput"]
 

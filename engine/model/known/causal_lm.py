@@ -13,7 +13,15 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from engine.model.known.same_code import is_like, is_of
 
-__all__ = ["caps_logits", "hidden_divisor", "is_causal_lm", "is_decoder", "logits_scale", "scales_embedding"]
+__all__ = [
+    "caps_logits",
+    "final_norm",
+    "hidden_divisor",
+    "is_causal_lm",
+    "is_decoder",
+    "logits_scale",
+    "scales_embedding",
+]
 
 _DECODERS = (
     modeling_llama.LlamaModel,
@@ -38,8 +46,15 @@ _FURTHER_DECODERS = (
     *("gemma4.Gemma4TextModel", "gemma4_unified.Gemma4UnifiedTextModel"),
     *("minimax_m2.MiniMaxM2Model", "exaone_moe.ExaoneMoeModel", "hy_v3.HYV3Model", "mellum.MellumModel"),
     *("flex_olmo.FlexOlmoModel", "deepseek_v3.DeepseekV3Model", "glm4_moe_lite.Glm4MoeLiteModel"),
-    "deepseek_v2.DeepseekV2Model",
+    *("deepseek_v2.DeepseekV2Model", "stablelm.StableLmModel", "persimmon.PersimmonModel"),
 )
+_DROPPING = {"gpt_neox.GPTNeoXModel": "emb_dropout", "phi.PhiModel": "embed_dropout"}
+"""Decoders with a dropout behind their embedding, and its name."""
+_FINAL_NORMS = {
+    "gpt_neox.GPTNeoXModel": "final_layer_norm",
+    **{"phi.PhiModel": "final_layernorm", "persimmon.PersimmonModel": "final_layernorm"},
+}
+"""Decoders whose last norm is not named `norm`, and its name."""
 _DIVIDING_MIXTURES = "granitemoe.GraniteMoeForCausalLM", "granitemoeshared.GraniteMoeSharedForCausalLM"
 _SCALING_EMBEDDINGS = (
     *("granite.GraniteModel", "granitemoe.GraniteMoeModel"),
@@ -51,7 +66,8 @@ _FURTHER_FOR_CAUSAL_LM = (
     *("exaone4.Exaone4ForCausalLM", "ernie4_5.Ernie4_5ForCausalLM"),  # decorated in another order since 5.24
     *("exaone_moe.ExaoneMoeForCausalLM", "hy_v3.HYV3ForCausalLM"),
     *("deepseek_v3.DeepseekV3ForCausalLM", "glm4_moe_lite.Glm4MoeLiteForCausalLM"),
-    "deepseek_v2.DeepseekV2ForCausalLM",
+    *("deepseek_v2.DeepseekV2ForCausalLM", "gpt_neox.GPTNeoXForCausalLM", "stablelm.StableLmForCausalLM"),
+    "persimmon.PersimmonForCausalLM",
 )
 
 
@@ -59,7 +75,16 @@ def is_decoder(module: nn.Module) -> bool:
     """Whether the module is a decoder: an embedding, layers one after the other, a final norm."""
     if is_of(module, "starcoder2.Starcoder2Model"):  # with a dropout
         return not module.training
+    if is_of(module, *_DROPPING):
+        dropout: nn.Module = next(getattr(module, name) for kind, name in _DROPPING.items() if is_of(module, kind))
+        return is_like(dropout, nn.Dropout) and not dropout.training
     return is_like(module, *_DECODERS) or is_of(module, *_FURTHER_DECODERS) or scales_embedding(module)
+
+
+def final_norm(decoder: nn.Module) -> nn.Module:
+    """Returns the norm behind the layers of a known decoder."""
+    name = next((name for kind, name in _FINAL_NORMS.items() if is_of(decoder, kind)), "norm")
+    return cast(nn.Module, getattr(decoder, name))
 
 
 def scales_embedding(module: nn.Module) -> bool:

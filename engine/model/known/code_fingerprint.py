@@ -16,9 +16,17 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
-from engine.model.fused_modules import QueryScaling, Rotation
 from engine.model.known.kv_sources import SHARING_KEYS
-from engine.model.known.same_code import family_of, global_of, is_like, is_of, is_same, module_name
+from engine.model.known.rotations import (
+    NORMING_LAST,
+    NOT_ALWAYS_ROTATING,
+    PARTLY_ROTATING,
+    ROTATING_IN_WINDOWS,
+    SCALING_QUERIES,
+    rotates_as_gpt_oss,
+    rotation_of,
+)
+from engine.model.known.same_code import is_like, is_of, is_same, module_name
 
 __all__ = [
     "embedding_scale",
@@ -30,6 +38,7 @@ __all__ = [
     "is_gated_mlp",
     "is_half_rotary_embedding",
     "is_layer_norm",
+    "is_norm_of_each_head",
     "is_pair_rotary_embedding",
     "is_plain_layer_norm",
     "is_plain_mlp",
@@ -47,7 +56,7 @@ __all__ = [
     "name_of_output",
     "names_of_head_norms",
     "norms_all_heads",
-    "rotation_of",
+    "scaling_of_tables",
     "stays_wide",
 ]
 
@@ -59,28 +68,33 @@ _ATTENTIONS = (
 )
 
 # What follows is named by family and class: it is known in models of that family, whose code others do not load.
-_SCALING_QUERIES = "ministral3.Ministral3Attention"
-_NOT_ALWAYS_ROTATING = "granitemoehybrid.GraniteMoeHybridAttention"
 _ATTENTIONS_WITH_DROPOUT = ("seed_oss.SeedOssAttention", "starcoder2.Starcoder2Attention")
 _CLIPPING = "olmo.OlmoAttention", "olmoe.OlmoeAttention"  # if `clip_qkv`
 _FURTHER_ATTENTIONS = (
     *("phi3.Phi3Attention", "smollm3.SmolLM3Attention", *_CLIPPING[:1]),
-    *("cohere.CohereAttention", "cohere2.Cohere2Attention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
-    _NOT_ALWAYS_ROTATING,
-    *(_SCALING_QUERIES, "glm4_moe.Glm4MoeAttention", "nemotron.NemotronAttention"),
+    *("cohere2.Cohere2Attention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
+    NOT_ALWAYS_ROTATING,
+    *(SCALING_QUERIES, "glm4_moe.Glm4MoeAttention", "nemotron.NemotronAttention", "gpt_neox.GPTNeoXAttention"),
 )
+_WITH_LAYER_NORMS_OF_HEADS = (
+    *PARTLY_ROTATING,
+    "cohere.CohereAttention",
+)
+"""Attentions that norm heads by layer norms if their settings say so."""
+_NAMING_OUTPUT = {
+    **{"lfm2.Lfm2Attention": "out_proj", "lfm2_moe.Lfm2MoeAttention": "out_proj"},
+    **{"gpt_neox.GPTNeoXAttention": "dense", "phi.PhiAttention": "dense", "persimmon.PersimmonAttention": "dense"},
+}
+"""Attentions whose last layer is not named `o_proj`, and its name."""
 _NORMING_ALL_HEADS = (
     *("olmo2.Olmo2Attention", "olmo3.Olmo3Attention", "olmoe.OlmoeAttention"),
     *("minimax_m2.MiniMaxM2Attention", "flex_olmo.FlexOlmoAttention"),
 )
-_SCALING_NUMBERS = ("llama_4_scaling_beta", "original_max_position_embeddings")
 _GATING_OUTPUT = (
     *("qwen3_5.Qwen3_5Attention", "qwen3_5_moe.Qwen3_5MoeAttention"),
     "qwen3_next.Qwen3NextAttention",
 )
 _WITH_LAYERNORMS = ("lfm2.Lfm2Attention", "lfm2_moe.Lfm2MoeAttention")
-_ROTATING_IN_WINDOWS = "exaone4.Exaone4Attention", "exaone_moe.ExaoneMoeAttention"
-_NORMING_LAST = ("hunyuan_v1_dense.HunYuanDenseV1Attention", "hunyuan_v1_moe.HunYuanMoEV1Attention")
 _WIDE_ROTARY_EMBEDDINGS = (
     *("olmo2.Olmo2RotaryEmbedding", "ernie4_5.Ernie4_5RotaryEmbedding"),
     *("olmo.OlmoRotaryEmbedding", "flex_olmo.FlexOlmoRotaryEmbedding"),
@@ -88,31 +102,9 @@ _WIDE_ROTARY_EMBEDDINGS = (
 )
 _COMPLEX_ROTARY_EMBEDDING = "deepseek_v2.DeepseekV2RotaryEmbedding"
 _SCALING_NORMS = ("gemma4.Gemma4RMSNorm", "gemma4_unified.Gemma4UnifiedRMSNorm")
-_ROTATIONS = {
-    "phi3": Rotation(is_partial=True),
-    "olmo2": Rotation(is_wide=True),
-    "olmo3": Rotation(is_wide=True),
-    "olmo": Rotation(is_wide=True),
-    "flex_olmo": Rotation(is_wide=True),
-    "glm": Rotation(in_pairs=True, is_partial=True),
-    "glm4": Rotation(in_pairs=True, is_partial=True),
-    "glm4_moe": Rotation(is_partial=True),
-    "minimax_m2": Rotation(is_partial=True),
-    "helium": Rotation(in_pairs=True),
-    "gemma4": Rotation(),
-    "gemma4_unified": Rotation(),
-    "nemotron": Rotation(is_partial=True),
-    "ernie4_5": Rotation(in_pairs=True, is_wide=True),
-    "ernie4_5_moe": Rotation(in_pairs=True, is_wide=True),
-    "qwen3_5": Rotation(is_partial=True),
-    "qwen3_5_moe": Rotation(is_partial=True),
-    "qwen3_next": Rotation(is_partial=True),
-    "lfm3": Rotation(is_wide=True),
-    "cohere": Rotation("in pairs", in_pairs=True, is_wide=True),
-    "cohere2": Rotation("in pairs", in_pairs=True, is_wide=True),
-}
-# their frequencies are the same in every batch
-_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha", "proportional")
+# their frequencies are the same in every batch; those of `longrope` up to the longest context: see `context_limit`
+_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha", "proportional", "longrope")
+_SCALING_BY_LENGTH = "phimoe.PhimoeRotaryEmbedding"
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -148,9 +140,14 @@ def is_layer_norm(module: nn.Module) -> bool:
 
 
 def is_unbiased_layer_norm(module: nn.Module) -> bool:
-    """Whether the module is a layer norm without a bias, in float32 and rounded once."""
-    is_known = is_of(module, "cohere.CohereLayerNorm", "cohere2.Cohere2LayerNorm")
-    return is_known and cast(Any, module).weight.dim() == 1
+    """Whether the module is a layer norm without a bias, of rows or with a weight for each head, in float32 and rounded
+    once."""
+    return is_of(module, "cohere.CohereLayerNorm", "cohere2.Cohere2LayerNorm")
+
+
+def is_norm_of_each_head(module: nn.Module) -> bool:
+    """Whether the module norms heads by `norms`, each by its own."""
+    return is_of(module, "stablelm.StableLmLayerNormPerHead")
 
 
 def is_plain_layer_norm(module: nn.Module) -> bool:
@@ -179,8 +176,9 @@ def is_silu_mlp(module: nn.Module) -> bool:
 
 
 def is_plain_mlp(module: nn.Module) -> bool:
-    """Whether the module is an MLP without a gate: `c_fc`, `act`, `c_proj`, or `up_proj`, `act_fn`, `down_proj`."""
-    if is_of(module, "nemotron.NemotronMLP", "arcee.ArceeMLP", "jais2.Jais2MLP", "apertus.ApertusMLP"):
+    """Whether the module is an MLP without a gate: a linear layer, an activation, and another one."""
+    kinds = "nemotron.NemotronMLP", "arcee.ArceeMLP", "jais2.Jais2MLP", "apertus.ApertusMLP"
+    if is_of(module, *kinds, "gpt_neox.GPTNeoXMLP", "persimmon.PersimmonMLP", "phi.PhiMLP"):
         return True
     return is_of(module, "starcoder2.Starcoder2MLP") and not module.training
 
@@ -202,7 +200,8 @@ def embedding_scale(embedding: Any) -> float | None:
 
 def is_rotary_embedding(module: nn.Module) -> bool:
     """Whether the module is a rotary embedding whose `inv_freq` never changes, in tables of two equal halves."""
-    is_known = is_like(module, modeling_llama.LlamaRotaryEmbedding) or is_of(module, *_WIDE_ROTARY_EMBEDDINGS)
+    further = *_WIDE_ROTARY_EMBEDDINGS, _SCALING_BY_LENGTH
+    is_known = is_like(module, modeling_llama.LlamaRotaryEmbedding) or is_of(module, *further)
     return is_known and module.rope_type in _FIXED_ROPE_TYPES
 
 
@@ -215,6 +214,14 @@ def is_pair_rotary_embedding(module: nn.Module) -> bool:
 def is_complex_rotary_embedding(module: nn.Module) -> bool:
     """Whether it is such a one, whose table is one of complex numbers in float32, one for each two columns."""
     return is_of(module, _COMPLEX_ROTARY_EMBEDDING) and module.rope_type in _FIXED_ROPE_TYPES
+
+
+def scaling_of_tables(rotary: Any, prefix: str) -> float:
+    """Returns what a known rotary embedding multiplies its cosines and sines by, for the type of layers that `prefix`
+    names."""
+    if is_of(rotary, _SCALING_BY_LENGTH) and rotary.rope_type != "default":
+        return float(rotary.config.rope_parameters["short_mscale"])
+    return float(getattr(rotary, f"{prefix}attention_scaling"))
 
 
 def stays_wide(module: nn.Module) -> bool:
@@ -238,11 +245,14 @@ def is_rotary_embedding_by_type(module: nn.Module) -> bool:
 def is_attention(module: nn.Module) -> bool:
     """Whether the module is an attention that multiplies, rotates, attends and multiplies."""
     if is_like(module, modeling_gpt_oss.GptOssAttention):
-        return _rotates_as_gpt_oss(module)
+        return rotates_as_gpt_oss(module)
     if is_of(module, *_ATTENTIONS_WITH_DROPOUT) and module.training:
         return False
-    is_known = is_like(module, *_ATTENTIONS) or is_of(module, *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS)
-    return is_known and not _is_glm_with_norms(module) and not _does_more(module) and rotation_of(module) is not None
+    further = *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS, *_WITH_LAYER_NORMS_OF_HEADS
+    if not is_like(module, *_ATTENTIONS) and not is_of(module, *further):
+        return False
+    has_norms = _is_glm_with_norms(module) or _norms_heads_by_layer_norms(module)
+    return not has_norms and not _does_more(module) and rotation_of(module) is not None
 
 
 def is_attention_with_norms(module: nn.Module) -> bool:
@@ -250,14 +260,15 @@ def is_attention_with_norms(module: nn.Module) -> bool:
     kinds = (
         *(
             "gemma3.Gemma3Attention",
-            *_ROTATING_IN_WINDOWS,
+            *ROTATING_IN_WINDOWS,
             "hy_v3.HYV3Attention",
             "apertus.ApertusAttention",
             *SHARING_KEYS,
         ),
-        *(*_NORMING_ALL_HEADS, *_NORMING_LAST, *_GATING_OUTPUT, *_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
+        *(*_NORMING_ALL_HEADS, *NORMING_LAST, *_GATING_OUTPUT, *_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
     )
-    is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or _is_glm_with_norms(module)
+    by_settings = _is_glm_with_norms(module) or _norms_heads_by_layer_norms(module)
+    is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or by_settings
     return is_known and not _does_more(module) and rotation_of(module) is not None
 
 
@@ -265,22 +276,29 @@ def _is_glm_with_norms(module: nn.Module) -> bool:
     return is_of(module, "glm4_moe.Glm4MoeAttention") and bool(module.use_qk_norm)
 
 
+def _norms_heads_by_layer_norms(attention: Any) -> bool:
+    if not is_of(attention, *_WITH_LAYER_NORMS_OF_HEADS):
+        return False
+    return bool(attention.use_qk_norm if is_of(attention, "cohere.CohereAttention") else attention.qk_layernorm)
+
+
 def names_of_head_norms(attention: nn.Module) -> tuple[str, str]:
     """Returns the names of an attention's norms of queries and of keys."""
-    if is_of(attention, *_WITH_LAYERNORMS):
+    if is_of(attention, *_WITH_LAYERNORMS, *PARTLY_ROTATING):
         return "q_layernorm", "k_layernorm"
-    return ("query_layernorm", "key_layernorm") if is_of(attention, *_NORMING_LAST) else ("q_norm", "k_norm")
+    return ("query_layernorm", "key_layernorm") if is_of(attention, *NORMING_LAST) else ("q_norm", "k_norm")
 
 
 def name_of_output(attention: nn.Module) -> str:
     """Returns the name of an attention's last layer."""
-    return "out_proj" if is_of(attention, *_WITH_LAYERNORMS) else "o_proj"
+    return next((name for kind, name in _NAMING_OUTPUT.items() if is_of(attention, kind)), "o_proj")
 
 
 def _does_more(attention: Any) -> bool:
     """Whether the attention's settings have it do what fused ones do not."""
-    if is_of(attention, "cohere.CohereAttention"):
-        return bool(attention.use_qk_norm)  # by layer norms, with a weight for each head
+    if is_of(attention, "persimmon.PersimmonAttention"):
+        family: Any = sys.modules[module_name("persimmon")]
+        return not is_same(type(attention)._split_heads, family.PersimmonAttention._split_heads)
     if is_of(attention, "lfm3.Lfm3Attention"):
         return attention.g_proj is not None
     return is_of(attention, *_CLIPPING) and attention.config.clip_qkv is not None
@@ -294,55 +312,3 @@ def gates_output(attention: nn.Module) -> bool:
 def norms_all_heads(module: nn.Module) -> bool:
     """Whether an attention with norms norms all heads of a row together."""
     return is_of(module, *_NORMING_ALL_HEADS)
-
-
-def rotation_of(attention: nn.Module) -> Rotation | None:
-    """Returns how an attention rotates, if the functions that it calls for that are known."""
-    if _rotates_as_gpt_oss(attention):
-        return Rotation("half")
-    rotation, family = Rotation(), family_of(attention)
-    if not _rotates_as(attention, modeling_llama):
-        if family not in _ROTATIONS or not _rotates_as(attention, sys.modules[module_name(family)]):
-            return None
-        rotation = _ROTATIONS[family]
-    norms_last, scaling = is_of(attention, *_NORMING_LAST), _query_scaling(attention)
-    return rotation._replace(is_applied=_is_rotated(attention), norms_last=norms_last, scaling=scaling)
-
-
-def _query_scaling(attention: Any) -> QueryScaling | None:
-    """Returns what an attention multiplies rotated queries by."""
-    if not is_of(attention, _SCALING_QUERIES):
-        return None
-    config = attention.config
-    beta, interval = (config.rope_parameters[name] for name in _SCALING_NUMBERS)
-    return QueryScaling(float(beta), int(interval), int(config.max_position_embeddings))
-
-
-def _is_rotated(attention: Any) -> bool:
-    """Whether the attention does rotate, where its code leaves that open."""
-    if is_of(attention, _NOT_ALWAYS_ROTATING):
-        return bool(attention.config.position_embedding_type == "rope")
-    if is_of(attention, "smollm3.SmolLM3Attention"):
-        return bool(attention.use_rope)
-    if is_of(attention, *_ROTATING_IN_WINDOWS):
-        return attention.sliding_window is None or bool(attention.is_sliding)
-    if is_of(attention, "cohere2.Cohere2Attention"):
-        return attention.sliding_window is not None
-    return True
-
-
-def _rotates_as(attention: nn.Module, known: Any) -> bool:
-    """Whether the rotary functions that the attention calls are those of a module of transformers.
-
-    Its code calls one by name, and that another one: each is looked up in the globals of its caller.
-    """
-    rotate = global_of(type(attention).forward, "apply_rotary_pos_emb")
-    return is_same(rotate, known.apply_rotary_pos_emb) and is_same(global_of(rotate, "rotate_half"), known.rotate_half)
-
-
-def _rotates_as_gpt_oss(attention: nn.Module) -> bool:
-    """Whether they are gpt-oss's, which compute the same of tables with one of two equal halves."""
-    rotate = global_of(type(attention).forward, "apply_rotary_pos_emb")
-    return is_same(rotate, modeling_gpt_oss.apply_rotary_pos_emb) and is_same(
-        global_of(rotate, "_apply_rotary_emb"), modeling_gpt_oss._apply_rotary_emb
-    )

@@ -52,8 +52,7 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
     if is_like(module, *_DECODER_LAYERS) or is_of(module, "nemotron.NemotronDecoderLayer"):
         return LayerForm(_NORMS_BEFORE)
     if is_of(module, "phi3.Phi3DecoderLayer"):  # with dropouts
-        dropouts = cast(Any, module).resid_attn_dropout, cast(Any, module).resid_mlp_dropout
-        is_idle = all(is_like(each, nn.Dropout) and not each.training for each in dropouts)
+        is_idle = _are_idle(cast(Any, module).resid_attn_dropout, cast(Any, module).resid_mlp_dropout)
         return LayerForm(_NORMS_BEFORE) if is_idle else None
     if is_like(module, modeling_gemma2.Gemma2DecoderLayer) or is_of(module, "gemma3.Gemma3DecoderLayer"):
         return LayerForm(_NORMS_AROUND)
@@ -70,6 +69,27 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
         return LayerForm(_ONE_NORM, is_parallel=True)
     form_of = next((form_of for kind, form_of in _VARYING.items() if is_of(module, kind)), None)
     return form_of(module) if form_of else None
+
+
+def _are_idle(*dropouts: nn.Module) -> bool:
+    return all(is_like(each, nn.Dropout) and not each.training for each in dropouts)
+
+
+def _form_of_gpt_neox(layer: Any) -> LayerForm | None:
+    if not _are_idle(layer.post_attention_dropout, layer.post_mlp_dropout):
+        return None
+    is_parallel = bool(layer.use_parallel_residual)
+    return LayerForm(_NORMS_BEFORE, is_parallel=is_parallel, adds_first=is_parallel, mixer="attention")
+
+
+def _form_of_phi(layer: Any) -> LayerForm | None:
+    return LayerForm(_ONE_NORM, is_parallel=True, adds_first=True) if _are_idle(layer.resid_dropout) else None
+
+
+def _form_of_stablelm(layer: Any) -> LayerForm | None:
+    is_parallel = bool(getattr(layer, "use_parallel_residual", False))  # Persimmon's are never
+    names = _ONE_NORM if is_parallel else _NORMS_BEFORE
+    return LayerForm(names, is_parallel=is_parallel) if _are_idle(layer.dropout) else None
 
 
 def _form_of_gemma4(layer: Any) -> LayerForm:
@@ -95,7 +115,11 @@ def _form_around_operator(layer: Any) -> LayerForm:
     return LayerForm(names, mixer="self_attn" if layer.is_attention_layer else "conv", ffn="feed_forward")
 
 
-_VARYING: dict[str, Callable[[Any], LayerForm]] = {
+_VARYING: dict[str, Callable[[Any], LayerForm | None]] = {
+    "gpt_neox.GPTNeoXLayer": _form_of_gpt_neox,
+    "phi.PhiDecoderLayer": _form_of_phi,
+    "stablelm.StableLmDecoderLayer": _form_of_stablelm,
+    "persimmon.PersimmonDecoderLayer": _form_of_stablelm,
     "apertus.ApertusDecoderLayer": lambda _: LayerForm(_NORMS_BEFORE_AS_APERTUS),
     "minicpm3.MiniCPM3DecoderLayer": lambda layer: LayerForm(_NORMS_BEFORE, float(layer.residual_scale)),
     "vaultgemma.VaultGemmaDecoderLayer": lambda _: LayerForm(_NORMS_BEFORE_AS_VAULTGEMMA),

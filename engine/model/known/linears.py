@@ -5,10 +5,11 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from engine.model.decoder_parts import LinearParts, MlpParts, linear_parts
+from engine.model.decoder_parts import MlpParts
 from engine.model.fused_modules import FusedMLP
 from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
+from engine.weights.linear_parts import LinearParts, linear_parts
 from engine.weights.packed_weight import KernelWeight, PackedWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 

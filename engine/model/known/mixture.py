@@ -25,7 +25,7 @@ _MIXTURES = (
 )
 _FURTHER_MIXTURES = (
     *("minimax_m2.MiniMaxM2SparseMoeBlock", "granitemoe.GraniteMoeMoE", "granitemoeshared.GraniteMoeSharedMoE"),
-    "granitemoehybrid.GraniteMoeHybridMoE",
+    *("granitemoehybrid.GraniteMoeHybridMoE", "phimoe.PhimoeSparseMoeBlock"),
 )
 _SHARING = {
     "qwen2_moe.Qwen2MoeSparseMoeBlock": "shared_expert",  # and `shared_expert_gate`

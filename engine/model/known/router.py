@@ -1,5 +1,6 @@
 """Routers of mixtures that are known, so that the C++ layers run them."""
 
+import sys
 from typing import Any, cast
 
 import torch
@@ -8,9 +9,10 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from engine.model.decoder_parts import RouterParts, linear_parts
+from engine.model.decoder_parts import RouterParts
 from engine.model.known.linears import is_known_linear, parts_of_linear
-from engine.model.known.same_code import is_like, is_of
+from engine.model.known.same_code import global_of, is_like, is_of, is_same, module_name
+from engine.weights.linear_parts import linear_parts
 from engine.weights.moe import RouterWeight
 from engine.weights.packed_weight import KernelWeight, PackedWeight
 
@@ -34,7 +36,7 @@ def is_known_router(router: Any) -> bool:
         return is_known_linear(router.wg)
     kinds = (
         *(_is_normalizing_router, _is_rounding_router, _is_late_router, _is_wide_late_router),
-        *(_is_sigmoid_router, _is_biased_router, _is_corrected_router, _is_greedy_router),
+        *(_is_sigmoid_router, _is_biased_router, _is_corrected_router, _is_greedy_router, _is_sparse_mixer),
     )
     has_weight = isinstance(router.weight, RouterWeight) and isinstance(router.weight.packed, KernelWeight)
     return has_weight and any(is_of_kind(router) for is_of_kind in kinds)
@@ -61,6 +63,8 @@ def router_parts(router: Any, choice_bias: Tensor | None = None) -> RouterParts:
     if _is_greedy_router(router):
         return _parts_of_greedy_router(router)
     linear = linear_parts(router.weight.packed, getattr(router, "bias", None))
+    if _is_sparse_mixer(router):
+        return RouterParts(linear, router.top_k, "sparse mixer", margin=2 * float(router.router_jitter_noise))
     if _is_late_router(router) or _is_wide_late_router(router):
         return RouterParts(linear, router.top_k, "softmax of chosen", is_rounded=_is_wide_late_router(router))
     is_rounded = _is_rounding_router(router)
@@ -161,6 +165,18 @@ def _is_corrected_router(module: nn.Module) -> bool:
 def _is_greedy_router(module: nn.Module) -> bool:
     """Whether the module chooses the likeliest of all experts, in float32, by a softmax that is scaled."""
     return is_of(module, "deepseek_v2.DeepseekV2TopkRouter") and cast(Any, module).topk_method == "greedy"
+
+
+def _is_sparse_mixer(module: nn.Module) -> bool:
+    """Whether the module chooses the likeliest expert, and then the next one, each weighed by a softmax over those that
+    are nearly as likely."""
+    is_known = is_of(module, "phimoe.PhimoeTopKRouter") and not module.training
+    return is_known and is_same(global_of(type(module).forward, "sparsemixer"), _code_of("phimoe", "sparsemixer"))
+
+
+def _code_of(family: str, name: str) -> object:
+    """Returns a function of a family whose code was loaded."""
+    return getattr(sys.modules[module_name(family)], name)
 
 
 def is_scaling_router(module: nn.Module) -> bool:

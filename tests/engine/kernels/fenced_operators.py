@@ -99,6 +99,9 @@ def _fused(dtype: torch.dtype) -> Iterator[Case]:
         yield f"layer_norm of {size}, {dtype}", ops.layer_norm, (x, weight.float(), weight.float() + 1, 1e-6)
         yield f"square_relu of {size}, {dtype}", ops.square_relu, (x.clone(),)
         yield f"xielu of {size}, {dtype}", ops.xielu, (x.clone(), 0.8, 0.7, 0.5, -1e-6)
+        yield f"gelu_new of {size}, {dtype}", ops.gelu_new, (x.clone(),)
+        heads = torch.randn(rows, 3, size).to(dtype)[:, :2], torch.randn(2, size), torch.randn(2, size)
+        yield f"norm_heads of {size}, {dtype}", ops.norm_heads, (*heads, 1e-6)
         yield f"gate of {size}, {dtype}", ops.gate, (torch.randn(rows, 2 * size).to(dtype), "silu")
     for size in (2, 14, 32, 72):
         heads, angles = torch.randn(rows, 4 * size).to(dtype), torch.randn(rows, size).to(dtype)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers.activations import XIELUActivation
+from transformers.activations import NewGELUActivation, XIELUActivation
 from transformers.models.glm import modeling_glm as glm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.phi3 import modeling_phi3 as phi3
@@ -138,6 +138,37 @@ def test_xielu_of_what_is_no_number_is_none() -> None:
     x = torch.tensor([torch.nan, -torch.inf, torch.inf, 0.0])
     torch.ops.twostep.xielu(x, 0.8, 0.7, 0.5, -1e-6)
     assert x[0].isnan() and x[2] == torch.inf and abs(x[3]) < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+def test_gelu_new_is_that_of_transformers(dtype: torch.dtype, size: int) -> None:
+    x = 3 * random(33, size, dtype=dtype)
+    x[0] *= 1e-4
+    expected, own = NewGELUActivation()(x), x.clone()
+    torch.ops.twostep.gelu_new(own)
+    torch.testing.assert_close(own, expected, rtol=3 * torch.finfo(dtype).eps, atol=1e-6)
+    assert dtype is torch.float32 or (own != expected).float().mean() < 0.01
+
+
+def test_gelu_new_of_what_is_large_is_that_or_nothing() -> None:
+    x = torch.tensor([-torch.inf, -200.0, 0.0, 200.0, torch.nan])
+    torch.ops.twostep.gelu_new(x)
+    assert x[3] == 200.0 and x[4].isnan() and not x[1:3].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("of_each", [False, True])
+def test_heads_are_normed_where_they_lie(dtype: torch.dtype, size: int, of_each: bool) -> None:
+    rows = random(33, 5, size, dtype=dtype)
+    weight, bias = (random(3, size, dtype=torch.float32, seed=seed) for seed in (5, 6))
+    weight, bias = (each if of_each else each[0] for each in (weight, bias))
+    expected = rows.clone()
+    for head in range(3):
+        own = (weight[head], bias[head]) if of_each else (weight, bias)
+        expected[:, 1 + head] = torch.ops.twostep.layer_norm(rows[:, 1 + head], *own, 1e-5)
+    torch.ops.twostep.norm_heads(rows[:, 1:4], weight, bias, 1e-5)
+    assert torch.equal(rows, expected)
 
 
 def rotated_pairs(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -50,6 +50,14 @@ PARTS = {
     "granitemoeshared": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "gemma4": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 7},
     "gemma4_moe": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 11},
+    "phimoe": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 2},
+    "gpt_neox": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 2},
+    "gpt_neox_serial": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 2},
+    "phi_normed": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 3},
+    "persimmon": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 4},
+    "stablelm": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 2},
+    "stablelm_parallel": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 3},
+    "cohere_normed": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 3},
     "gpt2": {},
 }
 

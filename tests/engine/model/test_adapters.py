@@ -48,6 +48,8 @@ ADAPTED = (
     "olmo2",
     "qwen2_moe",
     "hunyuan_moe",
+    "gpt_neox",
+    "phi",
 )
 # Layers of which each of three adapters is made, where a model's have other names than Llama's.
 TARGETS = {
@@ -55,6 +57,8 @@ TARGETS = {
     "phi3": (["qkv_proj", "o_proj"], ["gate_up_proj", "qkv_proj"], ["gate_up_proj", "down_proj"]),
     "glm4": (["q_proj", "v_proj", "o_proj"], ["gate_up_proj", "k_proj"], ["gate_up_proj", "down_proj"]),
     "qwen2_moe": (["q_proj", "shared_expert_gate"], ["gate_proj", "k_proj", "down_proj"], ["up_proj", "o_proj"]),
+    "gpt_neox": (["query_key_value", "dense_h_to_4h"], ["query_key_value", "dense"], ["dense_4h_to_h", "dense"]),
+    "phi": (["q_proj", "v_proj", "fc1"], ["k_proj", "dense"], ["fc2", "fc1"]),
     "starcoder2": (["q_proj", "c_fc"], ["v_proj", "c_proj"], ["c_fc", "c_proj", "o_proj"]),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers.activations import GELUTanh, ReLUSquaredActivation
+from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation, ReLUSquaredActivation
 from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 
 from engine.core.errors import UnsupportedModelError
@@ -179,11 +179,47 @@ def bound_queries(model: Any) -> nn.Module:
     return attention
 
 
-def norm_heads_by_layer_norms(model: Any) -> nn.Module:
+def norm_heads_in_two_ways(model: Any) -> nn.Module:
     attention: nn.Module = model.model.layers[1].self_attn
-    attention.use_qk_norm = True
-    attention.q_norm, attention.k_norm = nn.LayerNorm(8), nn.LayerNorm(8)
+    attention.k_norm.variance_epsilon = 0.5
     return attention
+
+
+def norm_too_many_heads(model: Any) -> nn.Module:
+    attention: nn.Module = model.model.layers[1].self_attn
+    attention.k_layernorm.norms.append(attention.k_layernorm.norms[0])
+    return attention
+
+
+def norm_one_head_with_a_bias(model: Any) -> nn.Module:
+    attention: nn.Module = model.model.layers[1].self_attn
+    attention.q_layernorm.norms[1].bias = nn.Parameter(torch.ones(8))
+    return attention
+
+
+def split_heads_in_another_way(model: Any) -> nn.Module:
+    attention: nn.Module = model.model.layers[1].self_attn
+    other = {"_split_heads": lambda self, rows: rows, "forward": type(attention).forward}
+    attention.__class__ = type("Other", (type(attention),), other)
+    return attention
+
+
+def drop_what_layers_add(model: Any) -> nn.Module:
+    layer: nn.Module = model.gpt_neox.layers[1]
+    layer.post_mlp_dropout.train()
+    return layer
+
+
+def gate_by_gelu_new(model: Any) -> nn.Module:
+    mlp: nn.Module = model.model.layers[1].mlp
+    mlp.act_fn = NewGELUActivation()
+    return mlp
+
+
+def activate_by_a_formula(model: Any) -> nn.Module:
+    mlp: nn.Module = model.gpt_neox.layers[1].mlp
+    mlp.act = GELUActivation(use_gelu_python=True)
+    return mlp
 
 
 def square_the_gate(model: Any) -> nn.Module:
@@ -208,7 +244,13 @@ STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
     "a gate that is squared": ("llama", square_the_gate),
     "bounds of queries": ("olmoe", bound_queries),
     "an input that is gated in another way": ("gemma4_e", gate_the_input_by_silu),
-    "layer norms of heads": ("cohere", norm_heads_by_layer_norms),
+    "layer norms of heads of two kinds": ("cohere_normed", norm_heads_in_two_ways),
+    "norms of more heads": ("stablelm_parallel", norm_too_many_heads),
+    "a bias of one head's norm": ("stablelm_parallel", norm_one_head_with_a_bias),
+    "heads in another order": ("persimmon", split_heads_in_another_way),
+    "a layer that drops what its MLP adds": ("gpt_neox", drop_what_layers_add),
+    "a gate by another gelu": ("llama", gate_by_gelu_new),
+    "a gelu in Python": ("gpt_neox", activate_by_a_formula),
 }
 
 

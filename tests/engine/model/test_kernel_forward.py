@@ -34,7 +34,7 @@ KNOWN = (
     *("glm", "glm4", "ernie4_5", "cohere2", "starcoder2", "starcoder2_mqa"),
     *("gemma1", "ministral", "cohere", "olmoe", "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "hunyuan_moe"),
     *("hunyuan", "ministral3", "nemotron", "arcee", "gemma4", "gemma4_e", "gemma4_moe"),
-    *("deepseek_v3", *FURTHER),
+    *("deepseek_v3", "gpt_neox", "stablelm", *FURTHER),
 )
 KEPT: dict[str, list[int] | None] = {"all": None, "none": [], "some": [20, 3], "most": [*range(31)]}
 NUM_BLOCKS = 12
@@ -212,7 +212,9 @@ CHANGES_OF_FAMILIES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "a clipped embedding that is scaled": ("gemma2", lambda model: setattr(model.model.embed_tokens, "max_norm", 1.0)),
     "what a router says": ("gpt_oss", lambda model: setattr(model.config, "output_router_logits", True)),
     "rotations of the batch": ("gpt_oss", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
-    "rotations of a text's length": ("phi3", lambda model: setattr(model.model.rotary_emb, "rope_type", "longrope")),
+    "rotations of a text's length": ("phi3", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
+    "a dropout behind the embedding": ("gpt_neox", lambda model: model.gpt_neox.emb_dropout.train()),
+    "another last norm": ("phi", lambda model: setattr(model.model, "final_layernorm", torch.nn.Identity())),
     "pairs by the batch": ("cohere2", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
     "a type of layers by the batch": ("olmo3", rotate_one_type_by_the_batch),
     "dropout": ("starcoder2", lambda model: setattr(model.model, "training", True)),

@@ -16,7 +16,7 @@ from tests.engine.model.fused_models import LAYERS, PARTS, constants, fuse, mode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
-MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss"]
+MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "phimoe"]
 WHOLLY_FUSED = [*(name for name, parts in PARTS.items() if len(parts) == 4), *MIXTURES]
 
 
@@ -94,7 +94,9 @@ def test_a_matmul_that_applies_the_gate_is_the_matmul_and_then_the_gate(size: in
     ones = torch.ones(k, dtype=torch.bfloat16)
     norm = torch.classes.twostep.Norm(ones, 1e-6, False, None)
     mlp = torch.classes.twostep.Mlp(bound(gate_up), bound(down), "silu", True, [])
-    after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None, None, None, None, False, None)
+    after = torch.classes.twostep.AfterAttention(
+        bound(attention_out), norm, mlp, None, None, None, None, False, False, None
+    )
     for num_rows in (1, 17, 33, 300, 700):
         x = torch.randn(1, num_rows, k).bfloat16()
         normed = torch.ops.twostep.rms_norm(x, ones, 1e-6)[0]

@@ -197,7 +197,7 @@ def test_a_damaged_file_is_loaded_again_and_replaced(
 
 def test_models_that_do_not_run_in_the_kernels_as_a_whole_are_not_kept(checkpoint: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    load(make_checkpoint("stablelm", tmp_path), cache)
+    load(make_checkpoint("opt", tmp_path), cache)
     load(checkpoint, cache, draft_quantization="int4")
     load(checkpoint, cache, trust_remote_code=True)
     assert not cache.exists()

@@ -21,6 +21,7 @@ WITH_SHARED_EXPERTS = [
 ]
 FURTHER_WITH_EXPERTS = [
     *("granitemoe", "minimax_m2", "mellum", "flex_olmo", "deepseek_v2", "deepseek_halves", "glm4_moe_lite"),
+    "phimoe",
 ]
 WITH_LINEAR_ROUTERS = ["hunyuan_moe", "gemma4_moe"]
 IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
@@ -78,8 +79,9 @@ def rows_of(block: nn.Module, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
     return (result[0] if isinstance(result, tuple) else result).view(x.shape)
 
 
-# RecurrentGemma's gates are linear layers only where its blocks are replaced, as test_replacement.py has them.
-@pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *EXPERT_MODELS} - {"recurrent_gemma"}))
+# RecurrentGemma's gates are linear layers only where its blocks are replaced, as test_replacement.py has them. The
+# numbers of all heads' norms are a matrix where norms are not fused.
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *EXPERT_MODELS} - {"recurrent_gemma", "cohere_normed"}))
 def test_a_packed_model_computes_what_it_did(name: str, kernels_available: bool) -> None:
     model = random_model(config_of(name))
     expected = logits(model)
