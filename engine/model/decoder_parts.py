@@ -146,9 +146,9 @@ class RouterParts(msgspec.Struct, frozen=True, eq=False):
 
     linear: LinearParts
     top_k: int
-    scoring: Literal["softmax", "sigmoid", "softmax of chosen", "sparse mixer"] = "softmax"
-    """What scores are of logits, in float32; the last two are all that there is to do: one in the type of the rows if
-    it is not rounded to that, the other of two experts, in the type of logits."""
+    scoring: Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen", "sparse mixer"] = "softmax"
+    """What scores are of logits, in float32; the last three are all that there is to do: the first in the type of the
+    rows if it is not rounded to that, the second rounded to it, the third of two experts, in the type of logits."""
     is_wide: bool = False
     """Whether logits are in float32."""
     choice_bias: Tensor | None = None

@@ -78,6 +78,7 @@ FAMILIES = (
     "iquestcoder",
     "jais2",
     "llama",
+    "llama4_text",
     "mellum",
     "minicpm3",
     "minimax_m2",
@@ -157,7 +158,7 @@ def _warn_if_expected(module: PreTrainedModel, reason: str) -> None:
 
 def is_known(module: PreTrainedModel) -> bool:
     """Whether nothing but what `KernelForward` does runs when `module` is called."""
-    decoder = module.base_model
+    decoder = cast(Any, causal_lm.decoder_of(module))
     if not causal_lm.is_causal_lm(module) or not causal_lm.is_decoder(decoder):
         return False
     embedding, layers, head = decoder.get_input_embeddings(), list(decoder.layers), module.get_output_embeddings()
@@ -192,7 +193,7 @@ def _is_rotary_known(rotary: Any) -> bool:
 
 def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     """Returns the parts of a known model."""
-    decoder, head = cast(Any, module.base_model), cast(Any, module.get_output_embeddings())
+    decoder, head = cast(Any, causal_lm.decoder_of(module)), cast(Any, module.get_output_embeddings())
     embedding = decoder.get_input_embeddings()
     rotations, numbers = _rotations_of(decoder)
     layers = zip(decoder.layers, numbers, _sources_of(decoder.layers), strict=True)
@@ -210,7 +211,7 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
         logits_divisor,
         layer_inputs_parts(decoder) if has_layer_inputs(decoder) else None,
         causal_lm.hidden_divisor(module),
-        f"{module.base_model_prefix}.layers",
+        causal_lm.path_of_layers(module),
     )
 
 
@@ -245,7 +246,8 @@ def _rotary_parts(rotary: Any, dtype: torch.dtype, prefix: str, rotation: Rotati
     inv_freq = getattr(rotary, f"{prefix}inv_freq").to(torch.float32)
     scaling = code_fingerprint.scaling_of_tables(rotary, prefix)
     is_rounded = not code_fingerprint.stays_wide(rotary)
-    queries = () if rotation.scaling is None else (rotation.scaling.numbers(dtype), rotation.scaling.interval)
+    scaling_of = rotation.scaling
+    queries = () if scaling_of is None else (scaling_of.numbers(dtype), scaling_of.interval, scaling_of.shift)
     frequencies = inv_freq if rotation.is_applied else inv_freq[:0]
     is_polar = code_fingerprint.is_complex_rotary_embedding(rotary)
     return RotaryParts(frequencies, scaling, is_rounded, rotation.is_wide, is_polar, *queries)

@@ -142,11 +142,21 @@ class QueryScaling(NamedTuple):
     beta: float
     interval: int
     num_positions: int
+    shift: int = 0
+    """By how many positions less the first interval has."""
+    is_wide: bool = False
+    """Whether it is a number of float32, whatever the type of queries."""
 
     def numbers(self, dtype: torch.dtype) -> Tensor:  # [intervals], float32
         """Returns the number of each interval, as it is in a type."""
-        which = torch.arange(-(-self.num_positions // self.interval), dtype=torch.float32)
+        which = torch.arange(-(-(self.num_positions + self.shift) // self.interval), dtype=torch.float32)
+        if self.is_wide:
+            return torch.log1p(which) * self.beta + 1.0
         return (1 + self.beta * torch.log(1 + which)).to(dtype).float()
+
+    def interval_of(self, positions: Tensor) -> Tensor:
+        """Returns the number of each position's interval."""
+        return (positions + self.shift) // self.interval
 
 
 class Rotation(NamedTuple):
@@ -250,7 +260,7 @@ class FusedAttention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
-        position_embeddings: tuple[Tensor, Tensor] | None = None,  # [1, T, columns] each
+        position_embeddings: tuple[Tensor, Tensor] | Tensor | None = None,  # [1, T, columns] each
         position_ids: Tensor | None = None,  # [1, T]
         shared_kv_states: LentKV | None = None,
         **_: Any,
@@ -272,7 +282,7 @@ class FusedAttention(nn.Module):
         if self._query_scales is None or scaling is None:
             return None
         assert position_ids is not None, "such an attention is told its positions"
-        return self._query_scales[position_ids[0] // scaling.interval]
+        return self._query_scales[scaling.interval_of(position_ids[0])]
 
     def _heads_of(
         self, rows: Tensor, tables: tuple[Tensor, Tensor], query_scales: Tensor | None

@@ -63,7 +63,7 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
 def fuse_norms(model: PreTrainedModel) -> None:
     """Swaps the norms only: their sums have another order, while the other swaps change no bit of a result."""
     fuse_rms_norms(model, model.dtype)
-    if model.device.type == "cpu" and causal_lm.is_decoder(model.base_model):
+    if model.device.type == "cpu" and causal_lm.is_decoder(causal_lm.decoder_of(model)):
         replace_modules(model, lambda module: _fused_layer_norm(module, model.dtype))
         for module in model.modules():
             _fuse_norm_without_weight(module)
@@ -80,7 +80,7 @@ def fuse_between_layers(model: PreTrainedModel) -> None:
     It is for CUDA, where each launch has its price; on the CPU whole layers, and whole steps, are one call.
     """
     replace_modules(model, _fused_rotary)
-    decoder = cast(Any, model.base_model)
+    decoder = cast(Any, causal_lm.decoder_of(model))
     layers = [*getattr(decoder, "layers", ())]
     norms = [*(getattr(layer, "input_layernorm", None) for layer in layers[1:]), getattr(decoder, "norm", None)]
     for layer, norm in zip(layers, norms, strict=False):
@@ -102,6 +102,8 @@ def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
         return FusedRMSNorm(cast(nn.Parameter, weight), float(cast(float, module.variance_epsilon)))
     if code_fingerprint.is_unrounded_rms_norm(module):
         return FusedRMSNorm(_fixed(weight.float()), float(cast(float, module.variance_epsilon)))
+    if code_fingerprint.is_rounding_rms_norm(module):
+        return FusedRMSNorm(cast(nn.Parameter, weight), float(cast(float, module.eps)))
     if code_fingerprint.is_scaling_rms_norm(module):
         return FusedRMSNorm(_fixed(weight.float()), float(cast(float, module.eps)))
     if code_fingerprint.is_zero_centered_rms_norm(module):
@@ -188,7 +190,7 @@ def _names_of_mlp(module: nn.Module, on_cpu: bool) -> tuple[str, ...] | None:
         return ("input_linear", "output_linear", "activation") if on_cpu else None
     if hasattr(module, "gate_up_proj"):
         return ("gate_up_proj", "down_proj", "activation_fn") if on_cpu else None
-    return "gate_proj", "up_proj", "down_proj", "act_fn"
+    return "gate_proj", "up_proj", "down_proj", "act_fn" if hasattr(module, "act_fn") else "activation_fn"
 
 
 def _activation_name(module: nn.Module) -> str | None:

@@ -253,7 +253,7 @@ def _feed_forward_parts(layer: FusedDecoderLayer) -> MlpParts | MixtureParts:
         return mixture_beside_parts(layer)
     if isinstance(layer.ffn, FusedMLP):
         return mlp_parts(layer.ffn)
-    mixture, name = mixture_parts(layer.ffn), layer.form.shared
+    mixture, name = mixture_parts(layer.ffn, layer.form.ffn), layer.form.shared
     return (
         mixture if name is None else msgspec.structs.replace(mixture, shared=mlp_parts(layer.shared), shared_path=name)
     )

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from engine.attention.registry import AttentionCall
 from engine.core.machine import AttentionSize, ModelSize
 from engine.model.kernel_layer import KernelDecoderLayer
+from engine.model.known import causal_lm
 from engine.model.probe import layer_shape
 from engine.weights.gathered_weight import own_part
 from engine.weights.latent_heads import LatentHeads
@@ -89,8 +90,9 @@ def _number(text_config: PreTrainedConfig, names: Sequence[str]) -> float | None
 
 def _last_layer(module: PreTrainedModel) -> KernelDecoderLayer | None:
     """Returns the last layer if kernels run it: for tokens without logits, they compute its keys and values only."""
-    layers = getattr(module.base_model, "layers", None)
-    return layers[-1] if layers and isinstance(layers[-1], KernelDecoderLayer) else None
+    layers = getattr(causal_lm.decoder_of(module), "layers", None)
+    last = layers[-1] if isinstance(layers, nn.ModuleList) and len(layers) > 0 else None
+    return last if isinstance(last, KernelDecoderLayer) else None
 
 
 def _attention_sizes(

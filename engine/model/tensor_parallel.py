@@ -75,7 +75,7 @@ def _can_be_cut(attention: FusedAttention) -> bool:
 def _cut_embedding(module: PreTrainedModel, group: RankGroup) -> None:
     """Other code than that of known decoders may read an embedding's numbers."""
     embedding = module.get_input_embeddings()
-    if causal_lm.is_decoder(module.base_model) and code_fingerprint.is_embedding(embedding):
+    if causal_lm.is_decoder(causal_lm.decoder_of(module)) and code_fingerprint.is_embedding(embedding):
         module.set_input_embeddings(GatheredEmbedding(embedding.weight.detach(), group))
 
 

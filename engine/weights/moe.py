@@ -113,6 +113,20 @@ class PackedExperts(_ExpertStacks):
         return cast(Tensor, experts.post_expert_norm(output)) if has_output_norm(experts) else output
 
 
+class _Llama4Gate(nn.Module):
+    """The gate of Llama 4's experts, as transformers' `use_experts_implementation` describes gates."""
+
+    has_gate = True
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self._act_fn = cast(Any, experts).act_fn
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return cast(Tensor, up * self._act_fn(gate))
+
+
 class PackedLlama4Experts(_ExpertStacks):
     """Replaces Llama 4's experts. Every expert gets as many rows as there are tokens, most of them zeros."""
 
@@ -124,6 +138,8 @@ class PackedLlama4Experts(_ExpertStacks):
             PackedStack(experts, True, pack, name, even_cut(_num_columns(experts, name, True), group), group)
             for name in ("gate_up_proj", "down_proj")
         )
+        self.parts = kernel_experts(_Llama4Gate(experts), self.up, self.down)
+        """What computes the same of the rows that are not zeros, in C++."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [E * T, H], expert by expert -> [E * T, H]
         chunks = hidden_states.view(len(self.up), -1, hidden_states.shape[-1])

@@ -78,6 +78,13 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "minicpm3": ("MiniCPM3Config", {**_LATENTS, "scale_emb": 3.0, "scale_depth": 1.2, "dim_model_base": 16}),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            **{"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 40, "head_dim": 8},
+            **{"no_rope_layers": [1, 0, 1], "moe_layers": [0, 1], "attention_chunk_size": 256},
+        },
+    ),
     "phimoe": (
         "PhimoeConfig",
         {

@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
@@ -15,11 +16,13 @@ from engine.model.known.same_code import is_like, is_of
 
 __all__ = [
     "caps_logits",
+    "decoder_of",
     "final_norm",
     "hidden_divisor",
     "is_causal_lm",
     "is_decoder",
     "logits_scale",
+    "path_of_layers",
     "scales_embedding",
 ]
 
@@ -46,7 +49,7 @@ _FURTHER_DECODERS = (
     *("gemma4.Gemma4TextModel", "gemma4_unified.Gemma4UnifiedTextModel"),
     *("minimax_m2.MiniMaxM2Model", "exaone_moe.ExaoneMoeModel", "hy_v3.HYV3Model", "mellum.MellumModel"),
     *("flex_olmo.FlexOlmoModel", "deepseek_v3.DeepseekV3Model", "glm4_moe_lite.Glm4MoeLiteModel"),
-    *("deepseek_v2.DeepseekV2Model", "stablelm.StableLmModel", "persimmon.PersimmonModel"),
+    *("deepseek_v2.DeepseekV2Model", "stablelm.StableLmModel", "persimmon.PersimmonModel", "llama4.Llama4TextModel"),
 )
 _DROPPING = {"gpt_neox.GPTNeoXModel": "emb_dropout", "phi.PhiModel": "embed_dropout"}
 """Decoders with a dropout behind their embedding, and its name."""
@@ -67,8 +70,19 @@ _FURTHER_FOR_CAUSAL_LM = (
     *("exaone_moe.ExaoneMoeForCausalLM", "hy_v3.HYV3ForCausalLM"),
     *("deepseek_v3.DeepseekV3ForCausalLM", "glm4_moe_lite.Glm4MoeLiteForCausalLM"),
     *("deepseek_v2.DeepseekV2ForCausalLM", "gpt_neox.GPTNeoXForCausalLM", "stablelm.StableLmForCausalLM"),
-    "persimmon.PersimmonForCausalLM",
+    *("persimmon.PersimmonForCausalLM", "llama4.Llama4ForCausalLM"),
 )
+
+
+def decoder_of(module: PreTrainedModel) -> nn.Module:
+    """Returns the decoder of a model with a head, whether or not the model's prefix is its name."""
+    base = cast(nn.Module, module.base_model)
+    return base if base is not module else cast(nn.Module, getattr(module, "model", base))
+
+
+def path_of_layers(module: PreTrainedModel) -> str:
+    """Returns the path of the layers of a model with a head in its checkpoint."""
+    return f"{'model' if module.base_model is module else module.base_model_prefix}.layers"
 
 
 def is_decoder(module: nn.Module) -> bool:

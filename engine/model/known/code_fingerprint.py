@@ -21,6 +21,7 @@ from engine.model.known.rotations import (
     NORMING_LAST,
     NOT_ALWAYS_ROTATING,
     PARTLY_ROTATING,
+    ROTATING_COMPLEX_NUMBERS,
     ROTATING_IN_WINDOWS,
     SCALING_QUERIES,
     rotates_as_gpt_oss,
@@ -46,6 +47,7 @@ __all__ = [
     "is_rms_norm",
     "is_rotary_embedding",
     "is_rotary_embedding_by_type",
+    "is_rounding_rms_norm",
     "is_scaled_embedding",
     "is_scaling_rms_norm",
     "is_silu_mlp",
@@ -100,7 +102,7 @@ _WIDE_ROTARY_EMBEDDINGS = (
     *("olmo.OlmoRotaryEmbedding", "flex_olmo.FlexOlmoRotaryEmbedding"),
     "ernie4_5_moe.Ernie4_5_MoeRotaryEmbedding",
 )
-_COMPLEX_ROTARY_EMBEDDING = "deepseek_v2.DeepseekV2RotaryEmbedding"
+_COMPLEX_ROTARY_EMBEDDINGS = "deepseek_v2.DeepseekV2RotaryEmbedding", "llama4.Llama4TextRotaryEmbedding"
 _SCALING_NORMS = ("gemma4.Gemma4RMSNorm", "gemma4_unified.Gemma4UnifiedRMSNorm")
 # their frequencies are the same in every batch; those of `longrope` up to the longest context: see `context_limit`
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha", "proportional", "longrope")
@@ -117,6 +119,11 @@ def is_unrounded_rms_norm(module: nn.Module) -> bool:
     return is_like(module, modeling_gpt_oss.GptOssRMSNorm) or is_of(module, "helium.HeliumRMSNorm")
 
 
+def is_rounding_rms_norm(module: nn.Module) -> bool:
+    """Whether the module is an RMSNorm that rounds before it multiplies by its weight, as Llama 4's."""
+    return is_of(module, "llama4.Llama4TextRMSNorm")
+
+
 def is_scaling_rms_norm(module: nn.Module) -> bool:
     """Whether the module is such a one, of a family in which some norms have no weight, and has one."""
     return is_of(module, *_SCALING_NORMS) and bool(module.with_scale)
@@ -124,7 +131,7 @@ def is_scaling_rms_norm(module: nn.Module) -> bool:
 
 def is_plain_rms_norm(module: nn.Module) -> bool:
     """Whether the module is such a one without a weight."""
-    return is_of(module, *_SCALING_NORMS) and not module.with_scale
+    return is_of(module, "llama4.Llama4TextL2Norm") or (is_of(module, *_SCALING_NORMS) and not module.with_scale)
 
 
 def is_zero_centered_rms_norm(module: nn.Module) -> bool:
@@ -165,7 +172,7 @@ def is_gated_mlp(module: nn.Module) -> bool:
     """Whether the module is a gated MLP with a gate and an up projection, or one that is both."""
     if is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
         return not module.training
-    further = "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP"
+    further = "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP", "llama4.Llama4TextMLP"
     in_one = "granitemoehybrid.GraniteMoeHybridMLP", "granitemoeshared.GraniteMoeSharedMLP"
     return is_like(module, modeling_llama.LlamaMLP) or is_of(module, *further, *in_one)
 
@@ -213,7 +220,7 @@ def is_pair_rotary_embedding(module: nn.Module) -> bool:
 
 def is_complex_rotary_embedding(module: nn.Module) -> bool:
     """Whether it is such a one, whose table is one of complex numbers in float32, one for each two columns."""
-    return is_of(module, _COMPLEX_ROTARY_EMBEDDING) and module.rope_type in _FIXED_ROPE_TYPES
+    return is_of(module, *_COMPLEX_ROTARY_EMBEDDINGS) and module.rope_type in _FIXED_ROPE_TYPES
 
 
 def scaling_of_tables(rotary: Any, prefix: str) -> float:
@@ -226,7 +233,7 @@ def scaling_of_tables(rotary: Any, prefix: str) -> float:
 
 def stays_wide(module: nn.Module) -> bool:
     """Whether a known rotary embedding gives tables in float32."""
-    return is_of(module, *_WIDE_ROTARY_EMBEDDINGS, "olmo3.Olmo3RotaryEmbedding", _COMPLEX_ROTARY_EMBEDDING)
+    return is_of(module, *_WIDE_ROTARY_EMBEDDINGS, "olmo3.Olmo3RotaryEmbedding", *_COMPLEX_ROTARY_EMBEDDINGS)
 
 
 def is_half_rotary_embedding(module: nn.Module) -> bool:
@@ -248,11 +255,10 @@ def is_attention(module: nn.Module) -> bool:
         return rotates_as_gpt_oss(module)
     if is_of(module, *_ATTENTIONS_WITH_DROPOUT) and module.training:
         return False
-    further = *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS, *_WITH_LAYER_NORMS_OF_HEADS
+    further = *_ATTENTIONS_WITH_DROPOUT, *_FURTHER_ATTENTIONS, *_WITH_LAYER_NORMS_OF_HEADS, ROTATING_COMPLEX_NUMBERS
     if not is_like(module, *_ATTENTIONS) and not is_of(module, *further):
         return False
-    has_norms = _is_glm_with_norms(module) or _norms_heads_by_layer_norms(module)
-    return not has_norms and not _does_more(module) and rotation_of(module) is not None
+    return not _has_norms_by_settings(module) and not _does_more(module) and rotation_of(module) is not None
 
 
 def is_attention_with_norms(module: nn.Module) -> bool:
@@ -267,13 +273,19 @@ def is_attention_with_norms(module: nn.Module) -> bool:
         ),
         *(*_NORMING_ALL_HEADS, *NORMING_LAST, *_GATING_OUTPUT, *_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
     )
-    by_settings = _is_glm_with_norms(module) or _norms_heads_by_layer_norms(module)
+    by_settings = _has_norms_by_settings(module)
     is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or by_settings
     return is_known and not _does_more(module) and rotation_of(module) is not None
 
 
-def _is_glm_with_norms(module: nn.Module) -> bool:
-    return is_of(module, "glm4_moe.Glm4MoeAttention") and bool(module.use_qk_norm)
+def _has_norms_by_settings(module: nn.Module) -> bool:
+    is_glm_with_norms = is_of(module, "glm4_moe.Glm4MoeAttention") and bool(module.use_qk_norm)
+    return is_glm_with_norms or _norms_heads_by_layer_norms(module) or norms_rotated_heads(module)
+
+
+def norms_rotated_heads(module: nn.Module) -> bool:
+    """Whether an attention norms what it has rotated, queries and keys by one norm without a weight."""
+    return is_of(module, ROTATING_COMPLEX_NUMBERS) and hasattr(module, "qk_norm")
 
 
 def _norms_heads_by_layer_norms(attention: Any) -> bool:
@@ -284,6 +296,8 @@ def _norms_heads_by_layer_norms(attention: Any) -> bool:
 
 def names_of_head_norms(attention: nn.Module) -> tuple[str, str]:
     """Returns the names of an attention's norms of queries and of keys."""
+    if norms_rotated_heads(attention):
+        return "qk_norm", "qk_norm"
     if is_of(attention, *_WITH_LAYERNORMS, *PARTLY_ROTATING):
         return "q_layernorm", "k_layernorm"
     return ("query_layernorm", "key_layernorm") if is_of(attention, *NORMING_LAST) else ("q_norm", "k_norm")

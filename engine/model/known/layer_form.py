@@ -116,6 +116,7 @@ def _form_around_operator(layer: Any) -> LayerForm:
 
 
 _VARYING: dict[str, Callable[[Any], LayerForm | None]] = {
+    "llama4.Llama4TextDecoderLayer": lambda _: LayerForm(_NORMS_BEFORE, ffn="feed_forward"),
     "gpt_neox.GPTNeoXLayer": _form_of_gpt_neox,
     "phi.PhiDecoderLayer": _form_of_phi,
     "stablelm.StableLmDecoderLayer": _form_of_stablelm,

@@ -12,7 +12,7 @@ from engine.model.decoder_parts import MixtureParts
 from engine.model.known.linears import is_known_linear, is_known_mlp, mlp_parts, parts_of_linear
 from engine.model.known.router import is_known_router, router_parts, router_weight
 from engine.model.known.same_code import is_like, is_of
-from engine.weights.moe import PackedExperts
+from engine.weights.moe import PackedExperts, PackedLlama4Experts
 from engine.weights.packed_weight import PackedWeight
 
 __all__ = ["is_known_mixture", "mixture_parts", "weights_of_all_rows"]
@@ -37,6 +37,7 @@ _SHARING = {
     "solar_open.SolarOpenMoE": "shared_experts",
     "ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock": "shared_experts",  # or None
     "hunyuan_v1_moe.HunYuanMoEV1Moe": "shared_mlp",
+    "llama4.Llama4TextMoe": "shared_expert",
     "exaone_moe.ExaoneMoeSparseMoEBlock": "shared_experts",
     "hy_v3.HYV3MoE": "shared_experts",
 }
@@ -49,12 +50,18 @@ def is_known_mixture(module: nn.Module) -> bool:
         return False
     experts, shared, gate = module.experts, _shared(module), _shared_gate(module)
     return (
-        isinstance(experts, PackedExperts)
-        and experts.kernel is not None
+        _are_known_experts(experts, _router(module))
         and is_known_router(_router(module))
         and (shared is None or is_known_mlp(shared))
         and (gate is None or is_known_linear(gate))
     )
+
+
+def _are_known_experts(experts: Any, router: Any) -> bool:
+    """Whether the experts are in the kernels: Llama 4's, which read weighed rows, are if each row is one's alone."""
+    if isinstance(experts, PackedLlama4Experts):
+        return experts.parts is not None and router.top_k == 1
+    return isinstance(experts, PackedExperts) and experts.kernel is not None
 
 
 def weights_of_all_rows(mixture: Any) -> list[PackedWeight]:
@@ -65,15 +72,16 @@ def weights_of_all_rows(mixture: Any) -> list[PackedWeight]:
     return [router_weight(_router(mixture)), *(each.packed for each in linears)]
 
 
-def mixture_parts(mixture: Any) -> MixtureParts:
-    """Returns the parts of a known mixture."""
+def mixture_parts(mixture: Any, path: str) -> MixtureParts:
+    """Returns the parts of a known mixture, whose path in the checkpoint's layer is `path`."""
     shared, gate = _shared(mixture), _shared_gate(mixture)
     return MixtureParts(
         router_parts(_router(mixture), getattr(mixture, "e_score_correction_bias", None)),
         mixture.experts.parts,
         None if shared is None else mlp_parts(shared),
-        f"mlp.{_shared_name(mixture)}",
+        f"{path}.{_shared_name(mixture)}",
         None if gate is None else parts_of_linear(gate),
+        weighs_rows=isinstance(mixture.experts, PackedLlama4Experts),
     )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.model.decoder_parts import NormParts
 from engine.model.fused_modules import FusedNorm, FusedRMSNorm
+from engine.model.known.code_fingerprint import norms_rotated_heads
 from engine.model.known.kv_sources import norms_values
 from engine.model.known.router import is_scaling_router
 
@@ -14,6 +15,8 @@ def norm_without_weight(owner: Any) -> tuple[str, int]:
     """Returns the name of a module's norm that has no weight, and the size of what it norms; "" if it has none."""
     if is_scaling_router(owner):
         return "norm", int(owner.hidden_size)
+    if norms_rotated_heads(owner):
+        return "qk_norm", int(owner.head_dim)
     return ("v_norm", int(owner.head_dim)) if norms_values(owner) else ("", 0)
 
 

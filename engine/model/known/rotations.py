@@ -14,6 +14,7 @@ __all__ = [
     "NORMING_LAST",
     "NOT_ALWAYS_ROTATING",
     "PARTLY_ROTATING",
+    "ROTATING_COMPLEX_NUMBERS",
     "ROTATING_IN_WINDOWS",
     "SCALING_QUERIES",
     "rotates_as_gpt_oss",
@@ -25,6 +26,7 @@ NOT_ALWAYS_ROTATING = "granitemoehybrid.GraniteMoeHybridAttention"
 _SCALING_NUMBERS = ("llama_4_scaling_beta", "original_max_position_embeddings")
 ROTATING_IN_WINDOWS = "exaone4.Exaone4Attention", "exaone_moe.ExaoneMoeAttention"
 NORMING_LAST = ("hunyuan_v1_dense.HunYuanDenseV1Attention", "hunyuan_v1_moe.HunYuanMoEV1Attention")
+ROTATING_COMPLEX_NUMBERS = "llama4.Llama4TextAttention"
 PARTLY_ROTATING = ("phi.PhiAttention", "stablelm.StableLmAttention", "persimmon.PersimmonAttention")
 _ROTATIONS = {
     "phi3": Rotation(is_partial=True),
@@ -56,6 +58,8 @@ def rotation_of(attention: nn.Module) -> Rotation | None:
     """Returns how an attention rotates, if the functions that it calls for that are known."""
     if rotates_as_gpt_oss(attention):
         return Rotation("half")
+    if is_of(attention, ROTATING_COMPLEX_NUMBERS):
+        return _complex_rotation_of(attention)
     rotation, family = Rotation(), family_of(attention)
     if not _rotates_as(attention, modeling_llama):
         if family not in _ROTATIONS or not _rotates_as(attention, sys.modules[module_name(family)]):
@@ -66,6 +70,18 @@ def rotation_of(attention: nn.Module) -> Rotation | None:
     return rotation._replace(
         is_partial=is_partial, is_applied=_is_rotated(attention), norms_last=norms_last, scaling=scaling
     )
+
+
+def _complex_rotation_of(attention: Any) -> Rotation | None:
+    family: Any = sys.modules[module_name(family_of(attention))]
+    if not is_same(global_of(type(attention).forward, "apply_rotary_emb"), family.apply_rotary_emb):
+        return None
+    scaling, is_applied = None, bool(attention.use_rope)
+    if attention.attn_temperature_tuning and not is_applied:
+        numbers = float(attention.attn_scale), int(attention.floor_scale), int(attention.config.max_position_embeddings)
+        scaling = QueryScaling(*numbers, shift=1, is_wide=True)
+    rotation = Rotation("half", in_pairs=True, is_wide=True, norms_last=True, scaling=scaling)
+    return rotation._replace(is_applied=is_applied)
 
 
 def _query_scaling(attention: Any) -> QueryScaling | None:

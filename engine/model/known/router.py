@@ -37,6 +37,7 @@ def is_known_router(router: Any) -> bool:
     kinds = (
         *(_is_normalizing_router, _is_rounding_router, _is_late_router, _is_wide_late_router),
         *(_is_sigmoid_router, _is_biased_router, _is_corrected_router, _is_greedy_router, _is_sparse_mixer),
+        _is_late_sigmoid_router,
     )
     has_weight = isinstance(router.weight, RouterWeight) and isinstance(router.weight.packed, KernelWeight)
     return has_weight and any(is_of_kind(router) for is_of_kind in kinds)
@@ -65,6 +66,8 @@ def router_parts(router: Any, choice_bias: Tensor | None = None) -> RouterParts:
     linear = linear_parts(router.weight.packed, getattr(router, "bias", None))
     if _is_sparse_mixer(router):
         return RouterParts(linear, router.top_k, "sparse mixer", margin=2 * float(router.router_jitter_noise))
+    if _is_late_sigmoid_router(router):
+        return RouterParts(linear, router.top_k, "sigmoid of chosen")
     if _is_late_router(router) or _is_wide_late_router(router):
         return RouterParts(linear, router.top_k, "softmax of chosen", is_rounded=_is_wide_late_router(router))
     is_rounded = _is_rounding_router(router)
@@ -165,6 +168,11 @@ def _is_corrected_router(module: nn.Module) -> bool:
 def _is_greedy_router(module: nn.Module) -> bool:
     """Whether the module chooses the likeliest of all experts, in float32, by a softmax that is scaled."""
     return is_of(module, "deepseek_v2.DeepseekV2TopkRouter") and cast(Any, module).topk_method == "greedy"
+
+
+def _is_late_sigmoid_router(module: nn.Module) -> bool:
+    """Whether the module chooses the likeliest experts, whose weights are sigmoids of their logits."""
+    return is_of(module, "llama4.Llama4Router")
 
 
 def _is_sparse_mixer(module: nn.Module) -> bool:

@@ -50,6 +50,7 @@ ADAPTED = (
     "hunyuan_moe",
     "gpt_neox",
     "phi",
+    "llama4",
 )
 # Layers of which each of three adapters is made, where a model's have other names than Llama's.
 TARGETS = {
