@@ -68,7 +68,9 @@ FAMILIES = (
     "gpt_neox",
     "gpt_oss",
     "granite",
+    "granite_swa",
     "granitemoe",
+    "granitemoe_swa",
     "granitemoeshared",
     "helium",
     "hunyuan_v1_dense",
@@ -167,7 +169,7 @@ def is_known(module: PreTrainedModel) -> bool:
         and isinstance(own_part(head.packed), KernelWeight | KernelQuantizedWeight)
         and _is_embedding_known(embedding)
         and (not has_layer_inputs(decoder) or are_layer_inputs_known(decoder))
-        and _is_rotary_known(decoder.rotary_emb)
+        and all(_is_rotary_known(each) for each in {*causal_lm.rotary_embeddings(decoder)})
         and isinstance(causal_lm.final_norm(decoder), FusedNorm)
         and embedding.weight.dtype == head.packed.dtype
         and len(layers) == decoder.config.num_hidden_layers
@@ -234,15 +236,15 @@ def _embedding_scale(decoder: Any) -> float | None:
 
 def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:
     """Returns the rotary embeddings of a known decoder, and the number of each layer's."""
-    rotary, num_layers = decoder.rotary_emb, len(decoder.layers)
-    by_type = code_fingerprint.is_rotary_embedding_by_type(rotary)
+    rotaries, num_layers = causal_lm.rotary_embeddings(decoder), len(decoder.layers)
+    by_type = code_fingerprint.is_rotary_embedding_by_type(rotaries[0])
     prefixes = [f"{each}_" for each in decoder.config.layer_types[:num_layers]] if by_type else [""] * num_layers
-    kinds = [*zip(prefixes, (layer.rotation for layer in decoder.layers), strict=True)]
+    kinds = [*zip(rotaries, prefixes, (layer.rotation for layer in decoder.layers), strict=True)]
     known, dtype = [*dict.fromkeys(kinds)], decoder.layers[0].parts.attention.dtype
-    return tuple(_rotary_parts(rotary, dtype, *each) for each in known), [known.index(each) for each in kinds]
+    return tuple(_rotary_parts(*each, dtype) for each in known), [known.index(each) for each in kinds]
 
 
-def _rotary_parts(rotary: Any, dtype: torch.dtype, prefix: str, rotation: Rotation) -> RotaryParts:
+def _rotary_parts(rotary: Any, prefix: str, rotation: Rotation, dtype: torch.dtype) -> RotaryParts:
     inv_freq = getattr(rotary, f"{prefix}inv_freq").to(torch.float32)
     scaling = code_fingerprint.scaling_of_tables(rotary, prefix)
     is_rounded = not code_fingerprint.stays_wide(rotary)

@@ -16,6 +16,10 @@ _GRANITE_MOE: dict[str, Any] = {
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.3, "attention_multiplier": 0.3},
     **{"residual_multiplier": 0.7, "logits_scaling": 3.0},
 }
+_BY_LAYER: dict[str, Any] = {
+    **{"sliding_window": 12, "layer_types": [_FULL, _WINDOW, _WINDOW], "layer_rope_theta": [0, 10_000, 500]},
+    **{"embedding_multiplier": 3.3, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 3.0},
+}
 
 _LATENTS: dict[str, Any] = {
     **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
@@ -30,6 +34,8 @@ _GROUPS: dict[str, Any] = {
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("GraniteMoeConfig", _GRANITE_MOE),
     "granitemoeshared": ("GraniteMoeSharedConfig", {**_GRANITE_MOE, "shared_intermediate_size": 40}),
+    "granite_swa": ("GraniteSWAConfig", _BY_LAYER),
+    "granitemoe_swa": ("GraniteMoeSWAConfig", {**_GRANITE_MOE, **_BY_LAYER, "shared_intermediate_size": 40}),
     "minimax_m2": (
         "MiniMaxM2Config",
         {

@@ -23,6 +23,7 @@ __all__ = [
     "is_decoder",
     "logits_scale",
     "path_of_layers",
+    "rotary_embeddings",
     "scales_embedding",
 ]
 
@@ -58,10 +59,15 @@ _FINAL_NORMS = {
     **{"phi.PhiModel": "final_layernorm", "persimmon.PersimmonModel": "final_layernorm"},
 }
 """Decoders whose last norm is not named `norm`, and its name."""
-_DIVIDING_MIXTURES = "granitemoe.GraniteMoeForCausalLM", "granitemoeshared.GraniteMoeSharedForCausalLM"
+_DIVIDING = "granite.GraniteForCausalLM", "granite_swa.GraniteSWAForCausalLM"
+_DIVIDING_MIXTURES = (
+    *("granitemoe.GraniteMoeForCausalLM", "granitemoeshared.GraniteMoeSharedForCausalLM"),
+    "granitemoe_swa.GraniteMoeSWAForCausalLM",
+)
+_ROTATING_BY_LAYER = "granite_swa.GraniteSWAModel", "granitemoe_swa.GraniteMoeSWAModel"
 _SCALING_EMBEDDINGS = (
     *("granite.GraniteModel", "granitemoe.GraniteMoeModel"),
-    "granitemoeshared.GraniteMoeSharedModel",
+    *("granitemoeshared.GraniteMoeSharedModel", *_ROTATING_BY_LAYER),
 )
 _FURTHER_FOR_CAUSAL_LM = (
     *("glm4_moe.Glm4MoeForCausalLM", "dots1.Dots1ForCausalLM", "solar_open.SolarOpenForCausalLM"),
@@ -101,6 +107,15 @@ def final_norm(decoder: nn.Module) -> nn.Module:
     return cast(nn.Module, getattr(decoder, name))
 
 
+def rotary_embeddings(decoder: Any) -> list[Any]:
+    """Returns the rotary embedding of each layer of a known decoder, also of layers that do not rotate."""
+    if not is_of(decoder, *_ROTATING_BY_LAYER):
+        return [decoder.rotary_emb] * len(decoder.layers)
+    by_theta = {each.config.rope_parameters["rope_theta"]: each for each in decoder.rotary_embs}
+    thetas = decoder.config.layer_rope_theta[: len(decoder.layers)]
+    return [by_theta[theta] if theta else decoder.rotary_emb for theta in thetas]
+
+
 def scales_embedding(module: nn.Module) -> bool:
     """Whether the module is a decoder that multiplies what its embedding gives by `embedding_multiplier`."""
     return is_of(module, *_SCALING_EMBEDDINGS)
@@ -128,7 +143,7 @@ def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
     """Returns what a decoder with a head multiplies its logits by, and what it divides them by."""
     if is_of(module, "cohere.CohereForCausalLM", "cohere2.Cohere2ForCausalLM"):
         return float(cast(float, module.logit_scale)), None
-    if is_of(module, "granite.GraniteForCausalLM") or (is_of(module, *_DIVIDING_MIXTURES) and _is_silent(module)):
+    if is_of(module, *_DIVIDING) or (is_of(module, *_DIVIDING_MIXTURES) and _is_silent(module)):
         return None, float(cast(Any, module).config.logits_scaling)
     return None, None
 

@@ -21,6 +21,7 @@ from engine.model.known.rotations import (
     NORMING_LAST,
     NOT_ALWAYS_ROTATING,
     PARTLY_ROTATING,
+    ROTATING_BY_LAYER,
     ROTATING_COMPLEX_NUMBERS,
     ROTATING_IN_WINDOWS,
     SCALING_QUERIES,
@@ -75,7 +76,7 @@ _CLIPPING = "olmo.OlmoAttention", "olmoe.OlmoeAttention"  # if `clip_qkv`
 _FURTHER_ATTENTIONS = (
     *("phi3.Phi3Attention", "smollm3.SmolLM3Attention", *_CLIPPING[:1]),
     *("cohere2.Cohere2Attention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
-    NOT_ALWAYS_ROTATING,
+    *(NOT_ALWAYS_ROTATING, *ROTATING_BY_LAYER),
     *(SCALING_QUERIES, "glm4_moe.Glm4MoeAttention", "nemotron.NemotronAttention", "gpt_neox.GPTNeoXAttention"),
 )
 _WITH_LAYER_NORMS_OF_HEADS = (
@@ -173,7 +174,10 @@ def is_gated_mlp(module: nn.Module) -> bool:
     if is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
         return not module.training
     further = "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP", "llama4.Llama4TextMLP"
-    in_one = "granitemoehybrid.GraniteMoeHybridMLP", "granitemoeshared.GraniteMoeSharedMLP"
+    in_one = (
+        *("granitemoehybrid.GraniteMoeHybridMLP", "granitemoeshared.GraniteMoeSharedMLP"),
+        "granitemoe_swa.GraniteMoeSWAMLP",
+    )
     return is_like(module, modeling_llama.LlamaMLP) or is_of(module, *further, *in_one)
 
 

@@ -60,7 +60,7 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
         return LayerForm(_NORMS_AROUND_AS_GLM4)
     if is_of(module, *_NORMING_AFTER):
         return LayerForm(_NORMS_AFTER)
-    if is_of(module, "granite.GraniteDecoderLayer"):
+    if is_of(module, "granite.GraniteDecoderLayer", "granite_swa.GraniteSWADecoderLayer"):
         return LayerForm(_NORMS_BEFORE, float(cast(float, module.residual_multiplier)))
     if is_of(module, *_WITH_DELTA_NETS):
         is_recurrent = cast(Any, module).block_type == "linear_attention"
@@ -128,6 +128,7 @@ _VARYING: dict[str, Callable[[Any], LayerForm | None]] = {
     "gemma4_unified.Gemma4UnifiedTextDecoderLayer": _form_of_gemma4,
     "granitemoe.GraniteMoeDecoderLayer": _form_with_mixture,
     "granitemoeshared.GraniteMoeSharedDecoderLayer": _form_with_mixture,
+    "granitemoe_swa.GraniteMoeSWADecoderLayer": _form_with_mixture,
     "granitemoehybrid.GraniteMoeHybridDecoderLayer": _form_beside_shared_mlp,
     "lfm2.Lfm2DecoderLayer": _form_around_operator,
     "lfm2_moe.Lfm2MoeDecoderLayer": _form_around_operator,

@@ -26,6 +26,7 @@ _MIXTURES = (
 _FURTHER_MIXTURES = (
     *("minimax_m2.MiniMaxM2SparseMoeBlock", "granitemoe.GraniteMoeMoE", "granitemoeshared.GraniteMoeSharedMoE"),
     *("granitemoehybrid.GraniteMoeHybridMoE", "phimoe.PhimoeSparseMoeBlock"),
+    "granitemoe_swa.GraniteMoeSWAMoE",
 )
 _SHARING = {
     "qwen2_moe.Qwen2MoeSparseMoeBlock": "shared_expert",  # and `shared_expert_gate`

@@ -14,6 +14,7 @@ __all__ = [
     "NORMING_LAST",
     "NOT_ALWAYS_ROTATING",
     "PARTLY_ROTATING",
+    "ROTATING_BY_LAYER",
     "ROTATING_COMPLEX_NUMBERS",
     "ROTATING_IN_WINDOWS",
     "SCALING_QUERIES",
@@ -27,6 +28,7 @@ _SCALING_NUMBERS = ("llama_4_scaling_beta", "original_max_position_embeddings")
 ROTATING_IN_WINDOWS = "exaone4.Exaone4Attention", "exaone_moe.ExaoneMoeAttention"
 NORMING_LAST = ("hunyuan_v1_dense.HunYuanDenseV1Attention", "hunyuan_v1_moe.HunYuanMoEV1Attention")
 ROTATING_COMPLEX_NUMBERS = "llama4.Llama4TextAttention"
+ROTATING_BY_LAYER = "granite_swa.GraniteSWAAttention", "granitemoe_swa.GraniteMoeSWAAttention"
 PARTLY_ROTATING = ("phi.PhiAttention", "stablelm.StableLmAttention", "persimmon.PersimmonAttention")
 _ROTATIONS = {
     "phi3": Rotation(is_partial=True),
@@ -97,6 +99,8 @@ def _is_rotated(attention: Any) -> bool:
     """Whether the attention does rotate, where its code leaves that open."""
     if is_of(attention, NOT_ALWAYS_ROTATING):
         return bool(attention.config.position_embedding_type == "rope")
+    if is_of(attention, *ROTATING_BY_LAYER):
+        return bool(attention.config.layer_rope_theta[attention.layer_idx])
     if is_of(attention, "smollm3.SmolLM3Attention"):
         return bool(attention.use_rope)
     if is_of(attention, *ROTATING_IN_WINDOWS):

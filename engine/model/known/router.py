@@ -26,7 +26,7 @@ _SIGMOID_ROUTERS = (
 _BIASED_ROUTERS = "minimax_m2.MiniMaxM2TopKRouter", "hy_v3.HYV3TopKRouter"
 _WIDE_LATE_ROUTERS = (
     *("granitemoe.GraniteMoeTopKRouter", "granitemoeshared.GraniteMoeSharedTopKRouter"),
-    "granitemoehybrid.GraniteMoeHybridTopKRouter",
+    *("granitemoehybrid.GraniteMoeHybridTopKRouter", "granitemoe_swa.GraniteMoeSWATopKRouter"),
 )
 
 

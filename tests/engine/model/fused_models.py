@@ -58,6 +58,8 @@ PARTS = {
     "stablelm": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 2},
     "stablelm_parallel": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 3},
     "cohere_normed": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 3},
+    "granite_swa": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "granitemoe_swa": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "gpt2": {},
 }
 

@@ -213,6 +213,10 @@ CHANGES_OF_FAMILIES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "what a router says": ("gpt_oss", lambda model: setattr(model.config, "output_router_logits", True)),
     "rotations of the batch": ("gpt_oss", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
     "rotations of a text's length": ("phi3", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
+    "a rotation of some layers by the batch": (
+        "granite_swa",
+        lambda model: setattr(model.model.rotary_embs[1], "rope_type", "dynamic"),
+    ),
     "a dropout behind the embedding": ("gpt_neox", lambda model: model.gpt_neox.emb_dropout.train()),
     "another last norm": ("phi", lambda model: setattr(model.model, "final_layernorm", torch.nn.Identity())),
     "pairs by the batch": ("cohere2", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
