@@ -209,14 +209,15 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     norms: MixtureNormsParts | None = None
     weighs_rows: bool = False
     """Whether weights multiply what experts read, and not what they make."""
+    factor: float = 1.0
+    """What the sum of experts and that MLP is multiplied by."""
 
     def bound(self) -> Any:
         shared = None if self.shared is None else self.shared.bound()
         gate = None if self.shared_gate is None else self.shared_gate.bound()
         norms = None if self.norms is None else self.norms.bound()
-        return torch.classes.twostep.Mixture(
-            self.router.bound(), self.experts.bound(), shared, gate, norms, self.weighs_rows
-        )
+        form = norms, self.weighs_rows, self.factor
+        return torch.classes.twostep.Mixture(self.router.bound(), self.experts.bound(), shared, gate, *form)
 
 
 class EndParts(msgspec.Struct, frozen=True, eq=False):

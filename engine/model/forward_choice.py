@@ -47,6 +47,7 @@ FAMILIES = (
     "arcee",
     "cohere",
     "cohere2",
+    "cohere2_moe",
     "cwm",
     "deepseek_v2",
     "deepseek_v3",

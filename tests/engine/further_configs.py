@@ -91,6 +91,28 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
             **{"no_rope_layers": [1, 0, 1], "moe_layers": [0, 1], "attention_chunk_size": 256},
         },
     ),
+    "cohere2_moe": (
+        "Cohere2MoeConfig",
+        {
+            **{"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "logit_scale": 0.3, "head_dim": 8},
+            **{"sliding_window": 12, "layer_types": [_WINDOW, _FULL, _FULL], "prefix_dense_intermediate_size": 40},
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
+    "cohere2_moe_sigmoid": (
+        "Cohere2MoeConfig",
+        {
+            **{
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "num_shared_experts": 1,
+                "rms_norm_eps": 1e-5,
+                "head_dim": 8,
+            },
+            **{"sliding_window": 12, "layer_types": [_WINDOW, _FULL, _WINDOW], "expert_selection_fn": "sigmoid"},
+            **{"shared_expert_combination_strategy": "sum", "norm_topk_prob": True},
+        },
+    ),
     "phimoe": (
         "PhimoeConfig",
         {

@@ -100,6 +100,8 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "llama4": (0.037, 0.058, 0.31),
     "granite_swa": (0.0084, 0.013, 0.099),
     "granitemoe_swa": (0.021, 0.021, 0.13),
+    "cohere2_moe": (0.012, 0.028, 0.21),
+    "cohere2_moe_sigmoid": (0.036, 0.063, 0.25),
     "deepseek_v32": (0.29, 0.35, 0.72),  # rounded index keys choose other positions
     "glm_moe_dsa": (0.2, 0.27, 0.56),
     "wide": (0.013, 0.033, 0.28),

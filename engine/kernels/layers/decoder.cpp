@@ -302,7 +302,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<MixtureNorms>("MixtureNorms").def(torch::init<Ref<Norm>, double, Ref<Norm>, Ref<Norm>, Ref<Norm>>());
   library.class_<Mixture>("Mixture")
       .def(torch::init<Ref<Router>, Ref<moe::Experts>, std::optional<Ref<Mlp>>, std::optional<Ref<Linear>>,
-                       std::optional<Ref<MixtureNorms>>, bool>());
+                       std::optional<Ref<MixtureNorms>>, bool, double>());
   library.class_<LayerEnd>("LayerEnd")
       .def(torch::init<std::optional<Ref<Linear>>, std::optional<Ref<Linear>>, OptionalNorm, double>());
   library.class_<AfterAttention>("AfterAttention")

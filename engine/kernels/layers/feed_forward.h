@@ -196,11 +196,14 @@ struct Mixture : FeedForward {
   std::optional<Ref<Linear>> shared_gate;
   std::optional<Ref<MixtureNorms>> norms;
   bool weighs_rows;  // whether weights multiply what experts read, and not what they make
+  double factor;     // what the sum of experts and that MLP is multiplied by
 
   Mixture(Ref<Router> router, Ref<moe::Experts> experts, std::optional<Ref<Mlp>> shared,
-          std::optional<Ref<Linear>> shared_gate, std::optional<Ref<MixtureNorms>> norms, bool weighs_rows)
+          std::optional<Ref<Linear>> shared_gate, std::optional<Ref<MixtureNorms>> norms, bool weighs_rows,
+          double factor)
       : router(std::move(router)), experts(std::move(experts)), shared(std::move(shared)),
-        shared_gate(std::move(shared_gate)), norms(std::move(norms)), weighs_rows(weighs_rows) {
+        shared_gate(std::move(shared_gate)), norms(std::move(norms)), weighs_rows(weighs_rows),
+        factor(factor) {
     TORCH_CHECK(!weighs_rows || this->router->num_chosen == 1, "rows that are weighed are one expert's each");
   }
 
@@ -216,6 +219,7 @@ struct Mixture : FeedForward {
         shared_gate ? OptionalTensor((**shared_gate)(normed, {}, Activation::kNone, rows)) : std::nullopt;
     const at::Tensor own = (**shared)(normed, work, rows);
     add_gated_rows(sum, norms ? (*norms)->shared->in_place(own) : own, gates);
+    if (factor != 1.0) scale_rows(sum, factor);
     return sum;
   }
 

@@ -51,6 +51,7 @@ _FURTHER_DECODERS = (
     *("minimax_m2.MiniMaxM2Model", "exaone_moe.ExaoneMoeModel", "hy_v3.HYV3Model", "mellum.MellumModel"),
     *("flex_olmo.FlexOlmoModel", "deepseek_v3.DeepseekV3Model", "glm4_moe_lite.Glm4MoeLiteModel"),
     *("deepseek_v2.DeepseekV2Model", "stablelm.StableLmModel", "persimmon.PersimmonModel", "llama4.Llama4TextModel"),
+    "cohere2_moe.Cohere2MoeModel",
 )
 _DROPPING = {"gpt_neox.GPTNeoXModel": "emb_dropout", "phi.PhiModel": "embed_dropout"}
 """Decoders with a dropout behind their embedding, and its name."""
@@ -141,7 +142,7 @@ def _is_silent(module: nn.Module) -> bool:
 
 def logits_scale(module: nn.Module) -> tuple[float | None, float | None]:
     """Returns what a decoder with a head multiplies its logits by, and what it divides them by."""
-    if is_of(module, "cohere.CohereForCausalLM", "cohere2.Cohere2ForCausalLM"):
+    if is_of(module, "cohere.CohereForCausalLM", "cohere2.Cohere2ForCausalLM", "cohere2_moe.Cohere2MoeForCausalLM"):
         return float(cast(float, module.logit_scale)), None
     if is_of(module, *_DIVIDING) or (is_of(module, *_DIVIDING_MIXTURES) and _is_silent(module)):
         return None, float(cast(Any, module).config.logits_scaling)

@@ -75,7 +75,7 @@ _ATTENTIONS_WITH_DROPOUT = ("seed_oss.SeedOssAttention", "starcoder2.Starcoder2A
 _CLIPPING = "olmo.OlmoAttention", "olmoe.OlmoeAttention"  # if `clip_qkv`
 _FURTHER_ATTENTIONS = (
     *("phi3.Phi3Attention", "smollm3.SmolLM3Attention", *_CLIPPING[:1]),
-    *("cohere2.Cohere2Attention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
+    *("cohere2.Cohere2Attention", "cohere2_moe.Cohere2MoeAttention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
     *(NOT_ALWAYS_ROTATING, *ROTATING_BY_LAYER),
     *(SCALING_QUERIES, "glm4_moe.Glm4MoeAttention", "nemotron.NemotronAttention", "gpt_neox.GPTNeoXAttention"),
 )
@@ -150,7 +150,7 @@ def is_layer_norm(module: nn.Module) -> bool:
 def is_unbiased_layer_norm(module: nn.Module) -> bool:
     """Whether the module is a layer norm without a bias, of rows or with a weight for each head, in float32 and rounded
     once."""
-    return is_of(module, "cohere.CohereLayerNorm", "cohere2.Cohere2LayerNorm")
+    return is_of(module, "cohere.CohereLayerNorm", "cohere2.Cohere2LayerNorm", "cohere2_moe.Cohere2MoeLayerNorm")
 
 
 def is_norm_of_each_head(module: nn.Module) -> bool:
@@ -218,7 +218,8 @@ def is_rotary_embedding(module: nn.Module) -> bool:
 
 def is_pair_rotary_embedding(module: nn.Module) -> bool:
     """Whether it is such a one, with each number twice, side by side."""
-    is_known = is_of(module, "cohere.CohereRotaryEmbedding", "cohere2.Cohere2RotaryEmbedding")
+    kinds = "cohere.CohereRotaryEmbedding", "cohere2.Cohere2RotaryEmbedding", "cohere2_moe.Cohere2MoeRotaryEmbedding"
+    is_known = is_of(module, *kinds)
     return is_known and module.rope_type in _FIXED_ROPE_TYPES
 
 

@@ -65,7 +65,7 @@ def form_of_layer(module: nn.Module) -> LayerForm | None:
     if is_of(module, *_WITH_DELTA_NETS):
         is_recurrent = cast(Any, module).block_type == "linear_attention"
         return LayerForm(_NORMS_BEFORE, mixer="linear_attn" if is_recurrent else "self_attn")
-    if is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer"):
+    if is_of(module, "cohere.CohereDecoderLayer", "cohere2.Cohere2DecoderLayer", "cohere2_moe.Cohere2MoeDecoderLayer"):
         return LayerForm(_ONE_NORM, is_parallel=True)
     form_of = next((form_of for kind, form_of in _VARYING.items() if is_of(module, kind)), None)
     return form_of(module) if form_of else None

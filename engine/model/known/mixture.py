@@ -28,6 +28,7 @@ _FURTHER_MIXTURES = (
     *("granitemoehybrid.GraniteMoeHybridMoE", "phimoe.PhimoeSparseMoeBlock"),
     "granitemoe_swa.GraniteMoeSWAMoE",
 )
+_AVERAGING = "cohere2_moe.Cohere2MoeSparseMoeBlock"  # if its strategy is `average`
 _SHARING = {
     "qwen2_moe.Qwen2MoeSparseMoeBlock": "shared_expert",  # and `shared_expert_gate`
     "glm4_moe.Glm4MoeMoE": "shared_experts",
@@ -39,6 +40,7 @@ _SHARING = {
     "ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock": "shared_experts",  # or None
     "hunyuan_v1_moe.HunYuanMoEV1Moe": "shared_mlp",
     "llama4.Llama4TextMoe": "shared_expert",
+    _AVERAGING: "shared_experts",  # or none
     "exaone_moe.ExaoneMoeSparseMoEBlock": "shared_experts",
     "hy_v3.HYV3MoE": "shared_experts",
 }
@@ -83,7 +85,13 @@ def mixture_parts(mixture: Any, path: str) -> MixtureParts:
         f"{path}.{_shared_name(mixture)}",
         None if gate is None else parts_of_linear(gate),
         weighs_rows=isinstance(mixture.experts, PackedLlama4Experts),
+        factor=0.5 if _averages(mixture) else 1.0,
     )
+
+
+def _averages(mixture: Any) -> bool:
+    """Whether the mixture is the mean of what experts and the MLP beside them make."""
+    return is_of(mixture, _AVERAGING) and mixture.shared_expert_combination_strategy == "average"
 
 
 def _router(mixture: Any) -> Any:

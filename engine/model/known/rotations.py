@@ -53,6 +53,7 @@ _ROTATIONS = {
     "lfm3": Rotation(is_wide=True),
     "cohere": Rotation("in pairs", in_pairs=True, is_wide=True),
     "cohere2": Rotation("in pairs", in_pairs=True, is_wide=True),
+    "cohere2_moe": Rotation("in pairs", in_pairs=True, is_wide=True),
 }
 
 
@@ -105,8 +106,8 @@ def _is_rotated(attention: Any) -> bool:
         return bool(attention.use_rope)
     if is_of(attention, *ROTATING_IN_WINDOWS):
         return attention.sliding_window is None or bool(attention.is_sliding)
-    if is_of(attention, "cohere2.Cohere2Attention"):
-        return attention.sliding_window is not None
+    if is_of(attention, "cohere2.Cohere2Attention", "cohere2_moe.Cohere2MoeAttention"):
+        return attention.sliding_window is not None or bool(getattr(attention, "force_rope", False))
     return True
 
 

@@ -1,8 +1,10 @@
 """Routers of mixtures that are known, so that the C++ layers run them."""
 
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from transformers.models.gpt_oss import modeling_gpt_oss
@@ -12,7 +14,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from engine.model.decoder_parts import RouterParts
 from engine.model.known.linears import is_known_linear, parts_of_linear
 from engine.model.known.same_code import global_of, is_like, is_of, is_same, module_name
-from engine.weights.linear_parts import linear_parts
+from engine.weights.linear_parts import LinearParts, linear_parts
 from engine.weights.moe import RouterWeight
 from engine.weights.packed_weight import KernelWeight, PackedWeight
 
@@ -34,13 +36,8 @@ def is_known_router(router: Any) -> bool:
     """Whether nothing but what the C++ layers do runs when the module is called."""
     if _is_linear_router(router):
         return is_known_linear(router.wg)
-    kinds = (
-        *(_is_normalizing_router, _is_rounding_router, _is_late_router, _is_wide_late_router),
-        *(_is_sigmoid_router, _is_biased_router, _is_corrected_router, _is_greedy_router, _is_sparse_mixer),
-        _is_late_sigmoid_router,
-    )
     has_weight = isinstance(router.weight, RouterWeight) and isinstance(router.weight.packed, KernelWeight)
-    return has_weight and any(is_of_kind(router) for is_of_kind in kinds)
+    return has_weight and any(is_of_kind(router) for is_of_kind, _ in _KINDS)
 
 
 def router_weight(router: Any) -> PackedWeight:
@@ -54,25 +51,45 @@ def router_parts(router: Any, choice_bias: Tensor | None = None) -> RouterParts:
         is_wide = router.wg.packed.dtype is torch.float32  # then its results are, too, whatever the type of the rows
         linear, is_rounded = parts_of_linear(router.wg), not is_wide
         return RouterParts(linear, router.top_k, is_wide=is_wide, is_normalized=True, is_rounded=is_rounded)
-    if _is_sigmoid_router(router):
-        return _parts_of_sigmoid_router(router)
     if _is_biased_router(router):
         assert choice_bias is not None, "such a router is called with a bias"
-        return _parts_of_biased_router(router, choice_bias)
-    if _is_corrected_router(router):
-        return _parts_of_corrected_router(router)
-    if _is_greedy_router(router):
-        return _parts_of_greedy_router(router)
-    linear = linear_parts(router.weight.packed, getattr(router, "bias", None))
-    if _is_sparse_mixer(router):
-        return RouterParts(linear, router.top_k, "sparse mixer", margin=2 * float(router.router_jitter_noise))
-    if _is_late_sigmoid_router(router):
-        return RouterParts(linear, router.top_k, "sigmoid of chosen")
-    if _is_late_router(router) or _is_wide_late_router(router):
-        return RouterParts(linear, router.top_k, "softmax of chosen", is_rounded=_is_wide_late_router(router))
-    is_rounded = _is_rounding_router(router)
-    is_normalized = bool(router.norm_topk_prob) if is_rounded else True
-    return RouterParts(linear, router.top_k, is_normalized=is_normalized, is_rounded=is_rounded)
+        return msgspec.structs.replace(_parts_of_biased_router(router), choice_bias=choice_bias.detach().clone())
+    return next(parts_of(router) for is_of_kind, parts_of in _KINDS if is_of_kind(router))
+
+
+def _linear(router: Any) -> LinearParts:
+    return linear_parts(router.weight.packed, getattr(router, "bias", None))
+
+
+def _parts_of_normalizing_router(router: Any) -> RouterParts:
+    return RouterParts(_linear(router), router.top_k, is_normalized=True)
+
+
+def _parts_of_rounding_router(router: Any) -> RouterParts:
+    is_normalized = bool(router.norm_topk_prob)
+    return RouterParts(_linear(router), router.top_k, is_normalized=is_normalized, is_rounded=True)
+
+
+def _parts_of_late_router(router: Any) -> RouterParts:
+    return RouterParts(_linear(router), router.top_k, "softmax of chosen")
+
+
+def _parts_of_wide_late_router(router: Any) -> RouterParts:
+    return RouterParts(_linear(router), router.top_k, "softmax of chosen", is_rounded=True)
+
+
+def _parts_of_late_sigmoid_router(router: Any) -> RouterParts:
+    return RouterParts(_linear(router), router.top_k, "sigmoid of chosen")
+
+
+def _parts_of_choosing_router(router: Any) -> RouterParts:
+    if router.expert_selection_fn != "sigmoid":
+        return _parts_of_wide_late_router(router)
+    return RouterParts(_linear(router), router.top_k, "sigmoid of chosen", is_normalized=bool(router.norm_topk_prob))
+
+
+def _parts_of_sparse_mixer(router: Any) -> RouterParts:
+    return RouterParts(_linear(router), router.top_k, "sparse mixer", margin=2 * float(router.router_jitter_noise))
 
 
 def _parts_of_sigmoid_router(router: Any) -> RouterParts:
@@ -91,7 +108,7 @@ def _parts_of_sigmoid_router(router: Any) -> RouterParts:
     )
 
 
-def _parts_of_biased_router(router: Any, choice_bias: Tensor) -> RouterParts:
+def _parts_of_biased_router(router: Any) -> RouterParts:
     is_wide = is_of(router, "hy_v3.HYV3TopKRouter")
     weight = router.weight.float() if is_wide else router.weight
     return RouterParts(
@@ -99,7 +116,6 @@ def _parts_of_biased_router(router: Any, choice_bias: Tensor) -> RouterParts:
         router.top_k,
         "sigmoid",
         is_wide=is_wide,
-        choice_bias=choice_bias.detach().clone(),
         is_sorted=False,
         is_normalized=True,
         sum_offset=1e-20 if is_wide else 0.0,
@@ -175,6 +191,12 @@ def _is_late_sigmoid_router(module: nn.Module) -> bool:
     return is_of(module, "llama4.Llama4Router")
 
 
+def _is_choosing_router(module: nn.Module) -> bool:
+    """Whether the module chooses the likeliest experts, whose weights are sigmoids or a softmax of their logits, of the
+    rows' type."""
+    return is_of(module, "cohere2_moe.Cohere2MoeTopKRouter")
+
+
 def _is_sparse_mixer(module: nn.Module) -> bool:
     """Whether the module chooses the likeliest expert, and then the next one, each weighed by a softmax over those that
     are nearly as likely."""
@@ -191,3 +213,19 @@ def is_scaling_router(module: nn.Module) -> bool:
     """Whether the module norms and scales rows, chooses the likeliest experts by a softmax, whose weights add up to
     one, and multiplies the weights of each by a number."""
     return is_of(module, "gemma4.Gemma4TextRouter")
+
+
+_KINDS: tuple[tuple[Callable[[nn.Module], bool], Callable[[Any], RouterParts]], ...] = (
+    (_is_normalizing_router, _parts_of_normalizing_router),
+    (_is_rounding_router, _parts_of_rounding_router),
+    (_is_late_router, _parts_of_late_router),
+    (_is_wide_late_router, _parts_of_wide_late_router),
+    (_is_late_sigmoid_router, _parts_of_late_sigmoid_router),
+    (_is_choosing_router, _parts_of_choosing_router),
+    (_is_sigmoid_router, _parts_of_sigmoid_router),
+    (_is_biased_router, _parts_of_biased_router),
+    (_is_corrected_router, _parts_of_corrected_router),
+    (_is_greedy_router, _parts_of_greedy_router),
+    (_is_sparse_mixer, _parts_of_sparse_mixer),
+)
+"""Kinds of routers with a weight of their own, and what makes their parts."""
