@@ -36,6 +36,13 @@ class RequestTimeouts:
             self._queue = asyncio.get_running_loop().call_later(self._max_queue_s, self._on_late_start)
 
     def cancel(self) -> None:
+        """Cancels both timeouts for good, and forgets what they call: the request, which holds these timers."""
         self.on_scheduled()
         if self._deadline is not None:
             self._deadline.cancel()
+        self._queue = self._deadline = None
+        self._on_late_start = _do_nothing
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,5 +1,6 @@
 """Server-sent events: their bytes, and the response that sends them and always closes their source."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -7,12 +8,12 @@ from json import JSONEncoder
 from typing import Any
 
 import anyio
-from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from server.core.chunked_json import json_slices
 from server.core.request_record import RequestRecord, record_of
+from server.limits.disconnect import disconnect, ended
 from server.limits.write_timeout import WriteTimeout
 
 logger = logging.getLogger("twostep.server")
@@ -84,7 +85,8 @@ async def _chunked(value: Any) -> str:
 class EventStream(EventSourceResponse):
     """Sends events until they end, the client leaves, or the client stops reading for `stall_timeout_s`.
 
-    Whatever happens, `source`, which `events` reads from, is closed: it holds the engine's generations.
+    Whatever happens, `source`, which `events` reads from, is closed: it holds the engine's generations. The tasks are
+    asyncio's, since each task that anyio cancels is a cycle that only the garbage collector frees.
     """
 
     def __init__(
@@ -99,63 +101,52 @@ class EventStream(EventSourceResponse):
         """`keep_alive` is sent while nothing else is, unless it is empty."""
         self._source = source
         self._stall_timeout_s = stall_timeout_s
+        self._keep_alive = keep_alive
         self._last_sent_s = time.monotonic()
-        self._is_complete = False
-        self._record: RequestRecord | None = None
-        super().__init__(
-            events,
-            headers={"Cache-Control": "no-cache", **headers},
-            media_type=media_type,
-            sep="\n",
-            ping=PING_S,
-            ping_message_factory=lambda: _IdlePing(self._last_sent_s, keep_alive),
-            client_close_handler_callable=self._on_client_left,
-        )
+        super().__init__(events, headers={"Cache-Control": "no-cache", **headers}, media_type=media_type, sep="\n")
         del self.headers["Connection"]  # keep-alive or close is for the HTTP server to decide
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._record = record_of(scope)
-
         async def noting_send(message: Message) -> None:
-            if message.get("more_body") and not message["body"]:
-                return  # a stream that is not idle has no ping
             self._last_sent_s = time.monotonic()
-            self._is_complete = message.get("more_body") is False
             watch.begin()
             try:
                 await send(message)
             finally:
                 watch.end()
 
-        stream = anyio.CancelScope()
-        watch = WriteTimeout(self._stall_timeout_s, stream.cancel)
+        sending = asyncio.ensure_future(self._stream_response(noting_send))
+        leaving = asyncio.ensure_future(disconnect(receive))
+        stalling = asyncio.get_running_loop().create_future()
+        watch = WriteTimeout(self._stall_timeout_s, stalling.cancel)
+        tasks = sending, leaving, stalling, asyncio.ensure_future(self._ping(noting_send))
         try:
-            with stream:
-                await super().__call__(scope, receive, noting_send)
-            if watch.has_stalled:
-                logger.warning("request %s: the client stopped reading; its stream is ended", self._record.request_id)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._note_end(record_of(scope), watch.has_stalled, leaving.done())
+            for task in tasks:
+                if task.done() and not task.cancelled():
+                    task.result()
         finally:
             watch.stop()
             with anyio.CancelScope(shield=True):
+                await ended(*tasks)
                 await self._source.aclose()
+
+    def _note_end(self, record: RequestRecord, has_stalled: bool, has_left: bool) -> None:
+        """Notes why the stream ended. Servers report the end of a complete response like a client that left."""
+        if has_stalled:
+            logger.warning("request %s: the client stopped reading; its stream is ended", record.request_id)
+        record.client_left = has_left and self.active and not has_stalled
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """Sends without the library's timer for each message."""
         await send(message)
 
-    async def _on_client_left(self, _: Message) -> None:
-        """Notes that the client left. Servers report the end of a complete response in the same way."""
-        if self._record is not None and not self._is_complete:
-            self._record.client_left = True
-
-
-class _IdlePing(ServerSentEvent):
-    """The ping that sse-starlette sends now and then: a keep-alive if the stream is idle, else empty."""
-
-    def __init__(self, last_sent_s: float, keep_alive: bytes) -> None:
-        super().__init__()
-        self._keep_alive = keep_alive
-        self._is_idle = time.monotonic() - last_sent_s >= IDLE_S
-
-    def encode(self) -> bytes:
-        return self._keep_alive if self._is_idle else b""
+    async def _ping(self, send: Send) -> None:
+        """Sends a keep-alive whenever the stream was idle."""
+        while self._keep_alive:
+            await asyncio.sleep(PING_S)
+            async with self._send_lock:
+                if self.active and time.monotonic() - self._last_sent_s >= IDLE_S:
+                    await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
+        await asyncio.Event().wait()

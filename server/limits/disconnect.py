@@ -3,7 +3,7 @@ does not watch for that."""
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
@@ -21,18 +21,24 @@ async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T:
     The request's body must have been read, so that what arrives next can only be the disconnect.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnect(receive))
+    leaving = asyncio.ensure_future(disconnect(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientLeftError
         return working.result()
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await ended(working, leaving)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def ended(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancels tasks and waits for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def disconnect(receive: Receive) -> None:
+    """Waits until the client has disconnected, or the response is complete. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -77,6 +77,7 @@ def report_request(scope: Scope, metrics: Metrics, telemetry: Telemetry) -> None
     if record.broken_by is not None:
         metrics.on_broken_stream(record.broken_by)
     report = None if record.report is None else record.report()
+    record.report = None  # which refers to the record: a cycle would wait for the garbage collector
     timings = None if report is None else report.body()  # which sorts all gaps: once
     if record.key.name and method == "POST":
         metrics.on_key_request(record.key.name, None if report is None else report.counts, record.error_code)

@@ -1,6 +1,7 @@
 """A request ends when its own limits say so, with what there is, and leaves nothing behind."""
 
 import asyncio
+import gc
 import time
 from contextlib import aclosing
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from engine.client.admission import AdmissionLimits
+from engine.client.live_request import LiveRequest
 from engine.client.request_timeouts import RequestTimeouts
 from engine.core.errors import OverloadedError, RequestTimeoutError
 from engine.core.generation_request import GenerationRequest
@@ -70,6 +72,20 @@ def test_without_a_token_it_ends_with_an_error_that_names_the_limit(
         assert recorder.ends == [(FinishReason.ABORT, None)]
 
     asyncio.run(check())
+
+
+def test_a_request_that_ended_is_freed_without_the_garbage_collector() -> None:
+    async def check() -> None:
+        async with running() as engine:
+            await collect(engine, limited(fake.PLAIN, max_queue_s=5.0, deadline_s=5.0))
+            assert not [each for each in gc.get_objects() if isinstance(each, LiveRequest | RequestTimeouts)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(check())
+    finally:
+        gc.enable()
 
 
 def test_the_time_of_the_first_step_is_not_time_in_the_queue() -> None:
