@@ -80,14 +80,14 @@ class RequestRegistry:
         if live is not None:  # else it ended here, and the engine does not know yet
             live.put(item)
 
-    def shares_of(self, computed: Iterable[ComputedSpan]) -> list[StepShare]:
+    def shares_of(self, computed: Iterable[ComputedSpan]) -> tuple[StepShare, ...]:
         """Returns what a step computed of requests that are live, with whose they are."""
         found = ((self._live.get(span.request_id), span) for span in computed)
-        return [
+        return tuple(
             StepShare(live.request.tenant, live.request.client_request_id, span.start, span.end)
             for live, span in found
             if live is not None
-        ]
+        )
 
     def _report_stall(self, live: LiveRequest) -> None:
         if live.is_known_to_engine:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 
-class Ceilings(msgspec.Struct, frozen=True):
+class Ceilings(msgspec.Struct, frozen=True, gc=False):
     """The machine's peaks of memory bandwidth and compute, measured with all threads when the model was loaded, and
     again when the engine rested."""
 

@@ -10,7 +10,7 @@ from engine.core.batch import Phase
 from engine.core.machine import Bound, Ceilings
 
 
-class PoolStats(msgspec.Struct, frozen=True):
+class PoolStats(msgspec.Struct, frozen=True, gc=False):
     """Blocks by state; the three always sum to the pool's size."""
 
     free: int
@@ -44,8 +44,10 @@ class KVStoreStats(NamedTuple):
     store_damaged_files: int = 0
 
 
-class StepStats(msgspec.Struct, frozen=True):
-    """Figures of one step and of the queues after it. Counters are totals since the engine started."""
+class StepStats(msgspec.Struct, frozen=True, gc=False):
+    """Figures of one step and of the queues after it. Counters are totals since the engine started.
+
+    The newest thousands are kept, so the garbage collector does not look at them."""
 
     phase: Phase | None
     """Phase of the step; None if nothing ran and the queues changed through aborts alone."""
@@ -112,7 +114,7 @@ class StepStats(msgspec.Struct, frozen=True):
         return None if self.ceilings is not None and self.ceilings.is_in_doubt else self.floor_s
 
 
-class StepShare(NamedTuple):
+class StepShare(msgspec.Struct, frozen=True, gc=False):
     """What a step computed of one request, as its tenant may know it: the positions [start, end)."""
 
     tenant: str

@@ -41,6 +41,9 @@ logger = logging.getLogger("twostep.server")
 
 MAX_PIPELINED = 8
 """Requests that may wait behind the one that is answered."""
+WRITE_BUFFER_BYTES = 4096
+"""Beyond what the system takes, this much of a response waits for its reader; of a stream, tokens wait behind it. Each
+write that waits is several objects for the garbage collector, and a stream's writes are small."""
 LINGER_S = 2.0
 """Seconds for which the rest of a refused request is read."""
 NUM_LINGERING = 64
@@ -92,6 +95,7 @@ class BoundedProtocol(EarlyProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         limits, num_over = self._limits, len(self.connections) - self._limits.max_connections
         if num_over > 0 and (idle := limits.held or limits.waiting):
             idle.popitem(last=False)[0]._cut_off()

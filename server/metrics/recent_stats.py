@@ -3,7 +3,8 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from engine.core.batch import Phase
 from engine.core.machine import Bound
@@ -14,7 +15,7 @@ NUM_REQUESTS, NUM_GAPS, NUM_STEPS = 1000, 10_000, 1000
 """How many of the newest requests, gaps between tokens, and steps of each phase are kept."""
 
 
-class _End(NamedTuple):
+class _End(msgspec.Struct, frozen=True, gc=False):
     time_s: float
     queue_s: float
     prefill_s: float
@@ -23,7 +24,7 @@ class _End(NamedTuple):
     e2e_s: float
 
 
-class _Step(NamedTuple):
+class _Step(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     duration_s: float
     model_s: float

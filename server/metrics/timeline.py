@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from engine.core.batch import Phase
 from engine.core.stats import StepShare, StepStats
 
@@ -14,8 +16,7 @@ NUM_STEPS, NUM_SECONDS, NUM_REQUESTS, NUM_SHARES = 2000, 300, 500, 10_000
 """How many of the newest are kept; the last are what each step computed of each request."""
 
 
-@dataclass(slots=True)
-class _Step:
+class _Step(msgspec.Struct, gc=False):
     """A step that ran, and what it computed of each request; None if that is no longer kept."""
 
     number: int

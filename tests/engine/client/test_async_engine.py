@@ -281,8 +281,8 @@ def test_steps_are_observed_with_what_they_computed_of_live_requests() -> None:
             ended = len(watcher.shares)
             async with aclosing(engine.generate(grouped(fake.SLOW))) as stream:
                 await anext(stream)
-            await eventually(lambda: watcher.shares[-1] == [])  # the engine may not know yet that it has ended
-        assert watcher.shares[:ended] == [[StepShare("tenant", "mine", 0, 3)]] * 3
+            await eventually(lambda: watcher.shares[-1] == ())  # the engine may not know yet that it has ended
+        assert watcher.shares[:ended] == [(StepShare("tenant", "mine", 0, 3),)] * 3
 
     asyncio.run(check())
 

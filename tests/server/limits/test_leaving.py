@@ -13,6 +13,7 @@ import pytest
 
 from engine.core.request import FinishReason
 from engine.grammar.checker import GrammarChecker
+from server.http.connection import WRITE_BUFFER_BYTES
 from server.limits.large_bodies import LARGE_BYTES
 from server.templates.render import MAX_ISOLATED
 from tests.server.byte_tokenizer import ByteTokenizer
@@ -197,6 +198,8 @@ def test_a_stalled_reader_that_hangs_up_frees_everything(server: LiveServer) -> 
     connection = stalled(server)
     server.wait_until(StandsStill(server, num_live=32))
     assert num_generated(server) < 32 * FOREVER // 4
+    unsent = [each.transport.get_write_buffer_size() for each in list(server.server.server_state.connections)]
+    assert 0 < max(unsent) < 2 * WRITE_BUFFER_BYTES  # of 21 log-probabilities, an event takes less than the limit
     connection.close()
     server.wait_until_idle()
     assert server.engine.finished == [FinishReason.ABORT] * 32

@@ -1,5 +1,6 @@
 """`GET /stats/timeline`: nothing is lost between two looks, and every key sees its own."""
 
+import gc
 import math
 from typing import Any
 
@@ -138,6 +139,14 @@ def test_only_so_much_is_kept() -> None:
     assert kept["requests"][-1]["id"] == NUM_STEPS + 49
     clock.now_s += NUM_SECONDS
     assert timeline.since(0, "", "")["seconds"] == []
+
+
+def test_the_garbage_collector_does_not_look_at_what_is_kept_of_steps() -> None:
+    timeline, _ = timeline_at(0.0)
+    share = StepShare("tenant", "mine", 0, 3)
+    timeline.add_step(step(Phase.DECODE, 1.0, 0.1), (share,))
+    (kept,) = timeline._steps
+    assert not any(gc.is_tracked(each) for each in (kept, kept.stats, kept.stats.pool, share))
 
 
 def test_a_span_longer_than_what_is_kept_does_no_harm() -> None:
