@@ -16,6 +16,7 @@ from engine.core.errors import EngineUnavailableError, TwostepError
 from server.core.errors import NotReadyError
 from server.metrics.metrics import Metrics
 from server.runtime.backend import Backend, OpenBackend
+from server.runtime.garbage import collecting_while_idle
 
 logger = logging.getLogger("twostep.server")
 
@@ -106,7 +107,8 @@ class Lifecycle:
                 if self.state is State.LOADING:
                     self.state = State.READY
                 self._settled.set()
-                await self._stop_requested.wait()
+                with collecting_while_idle(lambda: self.num_under_way == 0):
+                    await self._stop_requested.wait()
                 self.state = State.STOPPED
                 self._backend.engine.check_health()
         except EngineUnavailableError as error:
