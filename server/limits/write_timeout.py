@@ -10,7 +10,7 @@ class WriteTimeout:
     """Calls `on_stall` once, when a write has not completed for `limit_s`. Its timer is on the running event loop,
     until `stop`."""
 
-    def __init__(self, limit_s: float, on_stall: Callable[[], None]) -> None:
+    def __init__(self, limit_s: float, on_stall: Callable[[], object]) -> None:
         self._limit_s = limit_s
         self._on_stall = on_stall
         self._num_sending = 0  # two, when an event waits for the client and a keep-alive comment behind it
