@@ -259,7 +259,7 @@ class AfterParts(msgspec.Struct, frozen=True, eq=False):
     output_name: str = "self_attn.o_proj"
     """Path of `output` in the checkpoint's layer."""
     path: str = "mlp"
-    """That of the MLP or the mixture."""
+    """Path of the MLP or the mixture in the checkpoint's layer."""
 
     def bound(self) -> Any:
         feed_forward = self.feed_forward.bound()

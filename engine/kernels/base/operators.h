@@ -122,8 +122,8 @@ void xielu(const at::Tensor& x, const Xielu& numbers);
 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
 void gelu_new(const at::Tensor& x);
 
-// Norms heads [T, N, D] without their mean, in their place; rows may be longer. Weight and bias in float32 are those of a
-// head [D], or of each [N, D].
+// Norms heads [T, N, D] without their mean, in their place; rows may be longer. Weight and bias in float32 are those of
+// a head [D], or of each [N, D].
 void norm_heads(const at::Tensor& heads, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps);
 
 // Norms, where given, and then rotates queries and keys of qkv [T, (num_heads + 2 * num_kv_heads) * head_size] in

@@ -5,11 +5,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/abs.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/clamp.h>
-#include <ATen/ops/max.h>
-#include <ATen/ops/scatter.h>
 #include <ATen/ops/softmax.h>
 
 #include <limits>
