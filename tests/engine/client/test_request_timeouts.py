@@ -78,7 +78,7 @@ def test_a_request_that_ended_is_freed_without_the_garbage_collector() -> None:
     async def check() -> None:
         async with running() as engine:
             await collect(engine, limited(fake.PLAIN, max_queue_s=5.0, deadline_s=5.0))
-            assert not [each for each in gc.get_objects() if isinstance(each, LiveRequest | RequestTimeouts)]
+            assert not [each for each in gc.get_objects() if type(each) in (LiveRequest, RequestTimeouts)]
 
     gc.collect()
     gc.disable()

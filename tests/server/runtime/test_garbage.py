@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -14,13 +16,13 @@ from server.generation.usage import UsageCounter
 from server.runtime import garbage
 from server.runtime.garbage import NUM_DUE, NUM_POSTPONED, collecting_while_idle
 from tests.server.live_server import LiveServer
+from tests.soak.server import ROOT
 
 
 @pytest.fixture
-def collections(monkeypatch: pytest.MonkeyPatch) -> Generator[list[int], None, None]:
+def collections() -> Generator[list[int], None, None]:
     """The generations that were collected so far. Nothing is collected by itself."""
     seen: list[int] = []
-    monkeypatch.setattr(garbage, "PAUSE_S", 0.001)
 
     def note(phase: str, info: dict[str, int]) -> None:
         if phase == "stop":
@@ -40,10 +42,13 @@ def num_kept() -> Counter[type]:
 
 
 def leave(server: LiveServer) -> None:
+    """Leaves a stream that has begun."""
     server.engine.hold_at = 3
     with closing(server.connect()) as connection:
         connection.sendall(server.request_bytes("/v1/completions", {"prompt": "Hi", "stream": True}))
-        server.wait_until(lambda: server.engine.num_holding == 1)
+        received = b""
+        while b"data:" not in received:
+            received += connection.recv(65536) or pytest.fail("the server closed the stream")
     server.wait_until_idle()
     server.engine.hold_at = None
 
@@ -74,23 +79,32 @@ def test_a_request_that_ended_leaves_nothing_to_the_garbage_collector(
     assert not collections
 
 
-def test_full_collections_are_made_while_nothing_is_under_way(collections: list[int]) -> None:
+async def check_when_full_collections_are_made() -> None:
+    seen: list[int] = []
     is_idle = False
+    gc.disable()
+    gc.callbacks.append(lambda phase, info: seen.append(info["generation"]) if phase == "stop" else None)
+    with collecting_while_idle(lambda: is_idle):
+        assert gc.get_threshold()[2] == NUM_POSTPONED
+        for _ in range(NUM_DUE):
+            gc.collect(1)
+        await asyncio.sleep(0.05)
+        assert 2 not in seen
+        is_idle = True
+        while 2 not in seen:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert seen.count(2) == 1  # no other one is due
 
-    async def check() -> None:
-        nonlocal is_idle
-        with collecting_while_idle(lambda: is_idle):
-            assert gc.get_threshold()[2] == NUM_POSTPONED
-            for _ in range(NUM_DUE):
-                gc.collect(1)
-            await asyncio.sleep(0.05)
-            assert 2 not in collections
-            is_idle = True
-            while 2 not in collections:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.05)
-            assert collections.count(2) == 1  # no other one is due
 
+def check_alone() -> None:
+    garbage.PAUSE_S = 0.001
     before = gc.get_threshold()
-    asyncio.run(asyncio.wait_for(check(), 20))
+    asyncio.run(asyncio.wait_for(check_when_full_collections_are_made(), 20))
     assert gc.get_threshold() == before
+
+
+def test_full_collections_are_made_while_nothing_is_under_way() -> None:
+    """In a process of its own: the servers of other tests collect, too."""
+    script = f"from {__name__} import check_alone; check_alone()"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
