@@ -49,7 +49,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "head_dim": 16},
     "olmo_hybrid": {"linear_num_key_heads": 2, "linear_num_value_heads": 2},
     "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 16},
-    "zaya": {"num_experts_per_tok": 1},
+    **{kind: {"num_experts_per_tok": 1} for kind in ("llama4", "llama4_text", "zaya")},
 }
 _AXES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 _CHANGES |= {
