@@ -32,18 +32,18 @@ _STDOUT = "-"  # as the name of a file
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Runs the program, under the name that its help and its errors in flags tell; returns its exit code."""
+    """Runs the program, under the name that its help and its errors tell; returns its exit code."""
     try:
         config = parse_config(arguments, program)
         _check_writable("--json", config.json_file)
         _check_writable("--plot", config.sweep.plot_file if config.sweep else None)
     except LoadTestError as error:
-        return _fail(error)
+        return _fail(error, program)
     show_progress = sys.stderr.isatty() and not config.is_quiet
     with ProgressBar(Console(stderr=True)) if show_progress else contextlib.nullcontext(NoProgress()) as progress:
         campaign = Campaign(config, progress)
         error_sentence = _run(campaign)
-    return _finish(campaign, error_sentence)
+    return _finish(campaign, error_sentence, program)
 
 
 def _check_writable(flag: str, path: str | None) -> None:
@@ -87,9 +87,9 @@ async def _run_until_interrupted(campaign: Campaign) -> None:
     await campaign.run()
 
 
-def _finish(campaign: Campaign, error_sentence: str | None) -> int:
+def _finish(campaign: Campaign, error_sentence: str | None, program: str) -> int:
     if not campaign.measured:
-        return _INTERRUPTED if campaign.is_interrupted else _fail(error_sentence or "nothing was measured")
+        return _INTERRUPTED if campaign.is_interrupted else _fail(error_sentence or "nothing was measured", program)
     warnings = campaign.warnings()
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
     if campaign.config.sweep is None:
@@ -97,11 +97,11 @@ def _finish(campaign: Campaign, error_sentence: str | None) -> int:
     else:
         print_sweep(console, campaign, title_of(campaign.config), warnings)
     if problem := _write_files(campaign, warnings, error_sentence):
-        return _fail(problem)
+        return _fail(problem, program)
     if campaign.is_interrupted:
         return _INTERRUPTED
     if error_sentence is not None:
-        return _fail(error_sentence)
+        return _fail(error_sentence, program)
     return 0 if campaign.has_succeeded and not (campaign.config.is_strict and warnings) else 1
 
 
@@ -138,6 +138,6 @@ def _write(path: str, text: str) -> str:
     return problem
 
 
-def _fail(error: LoadTestError | str) -> int:
-    sys.stderr.write(f"loadtest: {error}\n")
+def _fail(error: LoadTestError | str, program: str) -> int:
+    sys.stderr.write(f"{program.removeprefix('python -m ')}: {error}\n")
     return 2

@@ -82,6 +82,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["sing"], "there are serve, chat, run"),
         (["pull", "a/b", "--revison", "x"], "did you mean --revision?"),
         (["run", "http://127.0.0.1:1", "Hi"], "Connection refused. Is the server running?"),
+        (["bench", "http://127.0.0.1:1"], "twostep bench: cannot connect"),
         (["run", "http://127.0.0.1:1", "Hi", "--dtype", "x"], "--dtype is a flag of twostep serve"),
         (["run", "m", "Hi", "--raw", "--system", "x"], "--system is for chats"),
         (["plan", "embedded", "--output-tokens", "0"], "--output-tokens must be at least 1"),
