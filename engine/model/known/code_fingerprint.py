@@ -5,7 +5,6 @@ So a model that is not known by name may consist of parts that are, and one that
 transformers changes Llama itself, `engine.model.probe.check_same` detects it.
 """
 
-import sys
 from typing import Any, cast
 
 from torch import nn
@@ -28,7 +27,7 @@ from engine.model.known.rotations import (
     rotates_as_gpt_oss,
     rotation_of,
 )
-from engine.model.known.same_code import is_like, is_of, is_same, module_name
+from engine.model.known.same_code import is_like, is_of, is_same, loaded_code
 
 __all__ = [
     "embedding_scale",
@@ -316,7 +315,7 @@ def name_of_output(attention: nn.Module) -> str:
 def _does_more(attention: Any) -> bool:
     """Whether the attention's settings have it do what fused ones do not."""
     if is_of(attention, "persimmon.PersimmonAttention"):
-        family: Any = sys.modules[module_name("persimmon")]
+        family = loaded_code("persimmon")
         return not is_same(type(attention)._split_heads, family.PersimmonAttention._split_heads)
     if is_of(attention, "lfm3.Lfm3Attention"):
         return attention.g_proj is not None

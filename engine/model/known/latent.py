@@ -1,6 +1,5 @@
 """Attention over latents that is known, so that the C++ layers run it: the model's own code is its plain path."""
 
-import sys
 from typing import Any, Literal
 
 from torch import nn
@@ -10,7 +9,7 @@ from engine.model.decoder_parts import LatentParts, NormParts
 from engine.model.fused_modules import FusedRMSNorm, Rotation
 from engine.model.known.linears import is_known_linear, parts_of_linear
 from engine.model.known.norms import norm_parts
-from engine.model.known.same_code import family_of, global_of, is_of, is_same, module_name
+from engine.model.known.same_code import family_of, global_of, is_of, is_same, loaded_code
 from engine.weights.latent_heads import LatentHeads
 
 __all__ = ["is_known_latent_attention", "latent_parts", "latent_rotation"]
@@ -77,7 +76,7 @@ def _query_linears(attention: Any) -> list[Any]:
 
 def _rotates_as_its_family(attention: nn.Module) -> bool:
     """Whether the functions by which it may rotate are those that its family's code has under their names."""
-    family: Any = sys.modules[module_name(family_of(attention))]
+    family = loaded_code(family_of(attention))
     written = type(attention).forward
     callers: list[tuple[object, str]] = [(written, name) for name in _ROTATING if hasattr(family, name)]
     if hasattr(family, "rotate_half"):

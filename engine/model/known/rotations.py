@@ -1,6 +1,5 @@
 """How attentions that are known rotate their queries and keys."""
 
-import sys
 from typing import Any
 
 from torch import nn
@@ -8,7 +7,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 
 from engine.model.fused_modules import QueryScaling, Rotation
-from engine.model.known.same_code import family_of, global_of, is_of, is_same, module_name
+from engine.model.known.same_code import family_of, global_of, is_of, is_same, loaded_code
 
 __all__ = [
     "NORMING_LAST",
@@ -65,7 +64,7 @@ def rotation_of(attention: nn.Module) -> Rotation | None:
         return _complex_rotation_of(attention)
     rotation, family = Rotation(), family_of(attention)
     if not _rotates_as(attention, modeling_llama):
-        if family not in _ROTATIONS or not _rotates_as(attention, sys.modules[module_name(family)]):
+        if family not in _ROTATIONS or not _rotates_as(attention, loaded_code(family)):
             return None
         rotation = _ROTATIONS[family]
     norms_last, scaling = is_of(attention, *NORMING_LAST), _query_scaling(attention)
@@ -76,7 +75,7 @@ def rotation_of(attention: nn.Module) -> Rotation | None:
 
 
 def _complex_rotation_of(attention: Any) -> Rotation | None:
-    family: Any = sys.modules[module_name(family_of(attention))]
+    family = loaded_code(family_of(attention))
     if not is_same(global_of(type(attention).forward, "apply_rotary_emb"), family.apply_rotary_emb):
         return None
     scaling, is_applied = None, bool(attention.use_rope)

@@ -1,6 +1,5 @@
 """Routers of mixtures that are known, so that the C++ layers run them."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from engine.model.decoder_parts import RouterParts
 from engine.model.known.linears import is_known_linear, parts_of_linear
-from engine.model.known.same_code import global_of, is_like, is_of, is_same, module_name
+from engine.model.known.same_code import global_of, is_like, is_of, is_same, loaded_code
 from engine.weights.linear_parts import LinearParts, linear_parts
 from engine.weights.moe import RouterWeight
 from engine.weights.packed_weight import KernelWeight, PackedWeight
@@ -201,12 +200,7 @@ def _is_sparse_mixer(module: nn.Module) -> bool:
     """Whether the module chooses the likeliest expert, and then the next one, each weighed by a softmax over those that
     are nearly as likely."""
     is_known = is_of(module, "phimoe.PhimoeTopKRouter") and not module.training
-    return is_known and is_same(global_of(type(module).forward, "sparsemixer"), _code_of("phimoe", "sparsemixer"))
-
-
-def _code_of(family: str, name: str) -> object:
-    """Returns a function of a family whose code was loaded."""
-    return getattr(sys.modules[module_name(family)], name)
+    return is_known and is_same(global_of(type(module).forward, "sparsemixer"), loaded_code("phimoe").sparsemixer)
 
 
 def is_scaling_router(module: nn.Module) -> bool:

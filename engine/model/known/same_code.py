@@ -23,7 +23,7 @@ def is_of(module: nn.Module, *names: str) -> bool:
     """
     family = family_of(module)
     kinds = [kind for own, kind in (name.split(".") for name in names) if own == family]
-    return bool(kinds) and is_like(module, *(getattr(sys.modules[module_name(family)], kind) for kind in kinds))
+    return bool(kinds) and is_like(module, *(getattr(loaded_code(family), kind) for kind in kinds))
 
 
 def family_of(module: nn.Module) -> str:
@@ -34,6 +34,11 @@ def family_of(module: nn.Module) -> str:
 
 def module_name(family: str) -> str:
     return f"transformers.models.{family}.modeling_{family}"
+
+
+def loaded_code(family: str) -> Any:
+    """Returns the module with a family's code, which its models have loaded."""
+    return sys.modules[module_name(family)]
 
 
 def class_named(name: str) -> Any:
