@@ -12,3 +12,10 @@ def test_all_are_there_and_the_quick_ones_have_every_value() -> None:
     quick = [case.values for case in cases if not case.marks]
     assert [name for name, *_ in quick] == [*names]
     assert {case[1:] for case in quick} == {*product(types, bits)}
+
+
+def test_values_behind_the_quick_ones_are_slow() -> None:
+    names, bits = "abcde", (8, 4)
+    cases = crossed(names, bits, num_quick=2)
+    assert [case.values for case in cases] == [*product(names, bits)]
+    assert [case.values for case in cases if not case.marks] == [("a", 8), ("b", 4)]

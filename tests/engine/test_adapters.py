@@ -214,14 +214,19 @@ def resumed(case: Case, name: str, tokens: list[int]) -> list[Any]:
 
 
 CASES = (
-    *(("llama", dtype, "none") for dtype in ("float32", "bfloat16")),
-    *(("llama", "bfloat16", bits) for bits in ("int8", "int4")),
-    *((name, "bfloat16", "none") for name in ("mixtral", "gemma3", "gpt2", "qwen3_5", WIDE)),
+    *(("llama", "float32", "none"), ("llama", "bfloat16", "int4"), ("qwen3_5", "bfloat16", "none")),
     (WIDE, "float32", "int8"),
+)
+SLOW_CASES = (
+    *(("llama", "bfloat16", bits) for bits in ("none", "int8")),
+    *((name, "bfloat16", "none") for name in ("mixtral", "gemma3", "gpt2", WIDE)),
 )
 
 
-@pytest.mark.parametrize(("architecture", "dtype", "quantization"), CASES)
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "quantization"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
 def test_a_request_gets_the_same_answer_alone_and_among_other_adapters(
     architecture: str, dtype: str, quantization: str, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ def outcome(cluster: ClusterSettings, trace: TraceSettings, name: str, seed: int
     return results.row(), times, results.num_sampled, results.num_output_tokens, stats
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     seed=st.integers(0, 99),
     num_prefill=st.integers(0, 2),

@@ -120,7 +120,8 @@ def loading_one_by_one() -> Iterator[None]:
 @contextmanager
 def engine_on_ranks(path: Path, size: int, **settings: Any) -> Iterator[tuple[Engine, RankThreads | None]]:
     """Yields an engine over so many ranks, and those other than the first, if there are any."""
-    fields = {"device": "cpu", "dtype": "float32", "num_blocks": 64, "num_threads": 1, **settings}
+    # However long steps take, their chunks are the same, and with these the drafts.
+    fields = {"device": "cpu", "dtype": "float32", "num_blocks": 64, "num_threads": 1, "target_itl_ms": 1e6, **settings}
     config = EngineConfig(model=str(path), tensor_parallel_size=size, **fields)
     if size == 1:
         runner, info = load_model_runner(config)

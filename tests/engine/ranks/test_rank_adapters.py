@@ -49,7 +49,7 @@ def load_all(engine: Engine, paths: Mapping[str, Path]) -> dict[str, str]:
     return {name: engine.load_adapter(str(path)).digest for name, path in paths.items()}
 
 
-@pytest.mark.parametrize(("architecture", "precision"), crossed(ARCHITECTURES, PRECISIONS))
+@pytest.mark.parametrize(("architecture", "precision"), crossed(ARCHITECTURES, PRECISIONS, num_quick=4))
 def test_ranks_change_no_bit_of_an_adapter(architecture: str, precision: str, tmp_path: Path) -> None:
     path = make_checkpoint(architecture, tmp_path)
     paths, settings = adapters_of(path), {"max_num_batched_tokens": 11, **PRECISIONS[precision]}

@@ -77,7 +77,7 @@ def check_drafts(path: Path, **settings: Any) -> int:
     return one.num_accepted
 
 
-@pytest.mark.parametrize(("architecture", "precision"), crossed(WITH_HEADS, PRECISIONS))
+@pytest.mark.parametrize(("architecture", "precision"), crossed(WITH_HEADS, PRECISIONS, num_quick=2))
 def test_an_mtp_head_drafts_on_all_ranks(architecture: str, precision: str, tmp_path: Path) -> None:
     path = make_checkpoint_with_head(architecture, tmp_path, make_twin)
     assert check_drafts(path, **PRECISIONS[precision]) > 0

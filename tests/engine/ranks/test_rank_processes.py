@@ -84,6 +84,7 @@ def test_processes_load_adapters_as_one_does(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_more_ranks_than_heads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES, "llama", ("LlamaConfig", {"num_attention_heads": 2}))
     path = make_checkpoint("llama", tmp_path)

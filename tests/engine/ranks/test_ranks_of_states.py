@@ -30,7 +30,7 @@ def after_copies(path: Path, size: int) -> list[Any]:
         return [(each.token_id, each.logprob, each.top) for update in updates for each in update.logprobs]
 
 
-@pytest.mark.parametrize("architecture", slow_but(sorted(WITH_STATES), "qwen3_5", "lfm2"))
+@pytest.mark.parametrize("architecture", slow_but(sorted(WITH_STATES), "qwen3_5"))
 def test_copies_of_states_are_on_all_ranks(architecture: str, tmp_path: Path) -> None:
     path = make_checkpoint(architecture, tmp_path)
     expected = after_copies(path, 1)
@@ -67,6 +67,6 @@ def alone_layers(path: Path) -> Any:
         return engine._runner._model.layers  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "int4"])
+@pytest.mark.parametrize("kv_cache_dtype", slow_but(("int8", "int4"), "int4"))
 def test_ranks_change_no_bit_of_rounded_kv(kv_cache_dtype: str, tmp_path: Path) -> None:
     check_equal(make_checkpoint(WIDE, tmp_path), (2,), kv_cache_dtype=kv_cache_dtype)

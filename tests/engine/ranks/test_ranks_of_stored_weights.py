@@ -12,7 +12,7 @@ from tests.engine.checkpoint.gguf_files import write_gguf
 from tests.engine.checkpoint.published_checkpoints import write_published
 from tests.engine.ranks.rank_answers import check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
-from tests.engine.tiny_models import WIDE, make_checkpoint
+from tests.engine.tiny_models import WIDE, make_checkpoint, slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
@@ -23,7 +23,7 @@ def in_blocks(name: str, columns: int) -> Type:
     return (Type.Q4_K, Type.Q6_K)[len(name) % 2]
 
 
-@pytest.mark.parametrize("architecture", [WIDE, "qwen3_moe"])
+@pytest.mark.parametrize("architecture", slow_but((WIDE, "qwen3_moe"), "qwen3_moe"))
 def test_ranks_change_no_bit_of_gguf_files(architecture: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(make_checkpoint(architecture, tmp_path), path, in_blocks)
@@ -39,7 +39,7 @@ def test_weights_in_blocks_divide_among_ranks(tmp_path: Path) -> None:
         assert packed and all(isinstance(own_part(each), BlockWeight) for each in packed)
 
 
-@pytest.mark.parametrize("method", ["gptq", "fp8 in blocks", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("method", slow_but(("gptq", "fp8 in blocks", "mxfp4", "nvfp4"), "gptq", "mxfp4"))
 def test_ranks_change_no_bit_of_published_precisions(method: str, tmp_path: Path) -> None:
     path = make_checkpoint("gpt_oss" if method == "mxfp4" else "qwen3", tmp_path)
     write_published(path, method)

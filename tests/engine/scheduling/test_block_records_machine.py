@@ -132,9 +132,9 @@ class TieredBlockRecordsMachine(BlockRecordsMachine):
 
 
 TestBlockRecords = BlockRecordsMachine.TestCase
-TestBlockRecords.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestBlockRecords.settings = settings(max_examples=32, stateful_step_count=40, deadline=None)
 TestTieredBlockRecords = TieredBlockRecordsMachine.TestCase
-TestTieredBlockRecords.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTieredBlockRecords.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)
 
 PROMPT = [1 + number % 7 for number in range(30)]
 

@@ -178,10 +178,10 @@ class AllWindowedKVTiersMachine(KVTiersMachine):
 
 
 TestKVTiersMachine = KVTiersMachine.TestCase
-TestKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestKVTiersMachine.settings = settings(max_examples=32, stateful_step_count=40, deadline=None)
 TestStatefulKVTiersMachine = StatefulKVTiersMachine.TestCase
-TestStatefulKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestStatefulKVTiersMachine.settings = settings(max_examples=32, stateful_step_count=40, deadline=None)
 TestWindowedKVTiersMachine = WindowedKVTiersMachine.TestCase
-TestWindowedKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestWindowedKVTiersMachine.settings = settings(max_examples=32, stateful_step_count=40, deadline=None)
 TestAllWindowedKVTiersMachine = AllWindowedKVTiersMachine.TestCase
-TestAllWindowedKVTiersMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAllWindowedKVTiersMachine.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)

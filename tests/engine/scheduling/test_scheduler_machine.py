@@ -224,12 +224,12 @@ class MixedSchedulerMachine(WindowedSchedulerMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestWindowedSchedulerMachine = WindowedSchedulerMachine.TestCase
-TestWindowedSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestWindowedSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestMixedSchedulerMachine = MixedSchedulerMachine.TestCase
-TestMixedSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMixedSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestStatefulSchedulerMachine = StatefulSchedulerMachine.TestCase
-TestStatefulSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestStatefulSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestCheckpointedSchedulerMachine = CheckpointedSchedulerMachine.TestCase
-TestCheckpointedSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCheckpointedSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -301,6 +301,6 @@ class AllWindowedMachine(WindowedMachine):
 
 
 TestWindowedMachine = WindowedMachine.TestCase
-TestWindowedMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestWindowedMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestAllWindowedMachine = AllWindowedMachine.TestCase
-TestAllWindowedMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAllWindowedMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
