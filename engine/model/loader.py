@@ -115,7 +115,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     draft = _self_draft(config, module, calls, kernels is not None, kv_dtype, group)
     report = _prepare_linears(config, module, kernels is not None, group)
     unmap_checkpoint(module)
-    calls, *_ = move_layers((module, draft.module) if draft else (module,), text_config, device)
+    calls, *_ = move_layers((module, draft.module) if draft else (module,), device)
     return LoadedModel(
         module=module,
         layers=_shapes_of(calls),
@@ -130,7 +130,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
         eos_token_ids=_eos_token_ids(config, text_config),
         weights_fingerprint=fingerprint,
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
-        size=size_of(module, text_config, calls, kv_dtype),
+        size=size_of(module, calls, kv_dtype),
         linear=_linear_name(kernels, device, config),
         has_kernels=kernels is not None,
         draft=draft,
@@ -204,7 +204,7 @@ def _proved_layers(
     device: torch.device,
     group: RankGroup,
 ) -> ProbedLayers:
-    calls, states = probe(module, text_config, device)
+    calls, states = probe(module, device)
     _check_states(config, states, device)
     check_sparse(config.model, calls, device)
     check_heads(config.model, calls, group)

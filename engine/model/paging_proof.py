@@ -97,7 +97,7 @@ def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Seque
     """Returns each sequence's logits [T, vocab], computed step by step over a paged cache."""
     num_blocks = [-(-len(token_ids) // BLOCK_SIZE) for token_ids in sequences]
     tables = [tuple(range(num_blocks[0])), tuple(reversed(range(num_blocks[0], sum(num_blocks))))]
-    calls, shapes = probe(module, module.config.get_text_config(decoder=True), torch.device("cpu"))
+    calls, shapes = probe(module, torch.device("cpu"))
     layers = [layer_shape(call) for call in calls]
     cache = KVCache(layers, sum(num_blocks), BLOCK_SIZE, torch.float32, torch.device("cpu"))
     states = StateCache(shapes, len(sequences), torch.device("cpu"))

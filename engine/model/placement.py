@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.stored_tensor import StoredTensor
@@ -54,8 +54,7 @@ def replace_parts(
     fuse_modules(module, calls)
     if device.type == "cuda":
         fuse_between_layers(module)
-    text_config = module.config.get_text_config(decoder=True)
-    check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
+    check_same(type(module).__name__, calls, probe_layers(module, device))
 
 
 def _has_cuda_operators() -> bool:
@@ -68,14 +67,12 @@ def _has_cuda_operators() -> bool:
     return True
 
 
-def move_layers(
-    modules: Sequence[PreTrainedModel], text_config: PreTrainedConfig, device: torch.device
-) -> list[tuple[AttentionCall, ...]]:
+def move_layers(modules: Sequence[PreTrainedModel], device: torch.device) -> list[tuple[AttentionCall, ...]]:
     """Moves layers to the kernels. Returns the attention calls of each module's layers, which are a rank's own. Raises
     UnsupportedModelError unless, fused and packed, they still run."""
     for each in modules:
         move_layers_to_kernels(each)
-    return [probe_layers(each, text_config, device) for each in modules]
+    return [probe_layers(each, device) for each in modules]
 
 
 def unmap_checkpoint(module: PreTrainedModel) -> None:

@@ -47,21 +47,19 @@ class ProbedLayers(NamedTuple):
     """The shape of each state, in the order in which its mixers run."""
 
 
-def probe(module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device) -> ProbedLayers:
+def probe(module: PreTrainedModel, device: torch.device) -> ProbedLayers:
     """Runs the model once, which reads all weights of one that is not packed yet.
 
     Raises UnsupportedModelError, with the model's name and the reason; a lack of memory is raised as it is.
     """
     recorder = _record(module, device)
-    _check_layers(type(module).__name__, text_config, recorder)
+    _check_layers(type(module).__name__, module.config.get_text_config(decoder=True), recorder)
     return ProbedLayers(tuple(recorder.calls[layer] for layer in sorted(recorder.calls)), tuple(recorder.states))
 
 
-def probe_layers(
-    module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
-) -> tuple[AttentionCall, ...]:
+def probe_layers(module: PreTrainedModel, device: torch.device) -> tuple[AttentionCall, ...]:
     """Runs the model once; returns the attention call of each layer that has attention. Raises as `probe` does."""
-    return probe(module, text_config, device).calls
+    return probe(module, device).calls
 
 
 def _record(module: PreTrainedModel, device: torch.device) -> _Recorder:

@@ -28,9 +28,7 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 Weight = PackedWeight | Tensor
 
 
-def size_of(
-    module: PreTrainedModel, text_config: PreTrainedConfig, calls: Iterable[AttentionCall], kv_dtype: torch.dtype
-) -> ModelSize:
+def size_of(module: PreTrainedModel, calls: Iterable[AttentionCall], kv_dtype: torch.dtype) -> ModelSize:
     """Returns the size of a packed module; `calls` are those of its attention layers, over a cache of `kv_dtype`."""
     head = module.get_output_embeddings()
     layers: list[Weight] = [m.packed for m in module.modules() if isinstance(m, PackedLinear) and m is not head]
@@ -40,7 +38,7 @@ def size_of(
     head_weights: list[Weight] = [head.packed] if isinstance(head, PackedLinear) else list(head.parameters())
     experts = [m for m in module.modules() if isinstance(m, PackedExperts | PackedLlama4Experts)]
     stacks = [p for p in _unpacked(module, head) if p.dim() > 2]  # weights of experts whose formula is not known
-    share, last = expert_share(text_config), _last_layer(module)
+    share, last = expert_share(module.config.get_text_config(decoder=True)), _last_layer(module)
     num_in_experts = sum(m.num_weights for m in experts) + _num_weights(stacks)
     return ModelSize(
         layer_bytes=sum(w.nbytes for w in layers),

@@ -65,7 +65,7 @@ def launches_of(model_type: str, num_layers: int, num_seqs: int) -> Counter[str]
     launches = Launches()
     with torch.no_grad(), mock.patch.object(interpreter.GridExecutor, "__call__", _counted_by(launches)), device:
         model = _model(model_type, num_layers)
-        calls = probe_layers(model, model.config, device)
+        calls = probe_layers(model, device)
         fuse_modules(model, calls)
         fuse_between_layers(model)
         replace_modules(model, _packed)

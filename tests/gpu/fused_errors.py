@@ -74,7 +74,7 @@ def errors(name: str, dtype: torch.dtype, device: torch.device) -> Errors:
     if device.type == "cpu":
         _fuse(model, device)
     else:
-        replace_parts(model, probe_layers(model, model.config, device), device, has_kernels=False)
+        replace_parts(model, probe_layers(model, device), device, has_kernels=False)
     parts = Counter(type(module).__name__ for module in model.modules() if type(module).__name__.startswith("Fused"))
     fused, scale = logits(model), float(exact.abs().max())
     for module in model.modules():
@@ -85,7 +85,7 @@ def errors(name: str, dtype: torch.dtype, device: torch.device) -> Errors:
 
 
 def _fuse(model: Any, device: torch.device) -> None:
-    fuse_modules(model, probe_layers(model, model.config, device))
+    fuse_modules(model, probe_layers(model, device))
     fuse_between_layers(model)
 
 

@@ -96,15 +96,15 @@ def _made_to_draft(
     """Packs and places the head; returns the size of a pass, and the shapes of its KV."""
     made_to_run(module, target.device)
     join.requires_grad_(False).to(target.device)
-    calls = probe_layers(module, module.config, target.device)
+    calls = probe_layers(module, target.device)
     replace_parts(module, calls, target.device, target.has_kernels)
     for part in (module, join):
         prepare_linears(part, target.has_kernels, config.draft_quantization)
     unmap_checkpoint(module)
-    move_layers((module,), module.config, target.device)
+    move_layers((module,), target.device)
     layers = tuple(layer_shape(call) for call in calls)
     choose_kv_dtype(config.kv_cache_dtype, target.dtype, target.device, "the head", layers)
-    return size_of(module, module.config, calls, target.kv_dtype), layers
+    return size_of(module, calls, target.kv_dtype), layers
 
 
 def _layer_config(target: LoadedModel, head_config: Mapping[str, Any]) -> Any:

@@ -154,21 +154,20 @@ def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: M
     fill_parameters(join, {n.removeprefix(_JOIN): tensor for n, tensor in tensors.items() if n.startswith(_JOIN)})
     if model.device.type == "cpu" and model.has_kernels:
         fuse_rms_norms(join, model.dtype)
-    text_config = module.config.get_text_config(decoder=True)
     replace_indexers(module)
     if has_latents(model.module):
         keep_latents(module, model.kv_dtype)
-    calls, states = probe(module, text_config, model.device)
+    calls, states = probe(module, model.device)
     if states:
         raise ModelError("Its layer has a recurrent state.")
     replace_parts(module, calls, model.device, model.has_kernels)
     reports = [prepare_linears(part, model.has_kernels, config.quantization) for part in (module, join)]
     unmap_checkpoint(module)
-    move_layers((module,), text_config, model.device)
+    move_layers((module,), model.device)
     # Last: what several ranks have parts of they run together, and one of them may not have come so far.
     module.set_input_embeddings(model.module.get_input_embeddings())
     module.set_output_embeddings(model.module.get_output_embeddings())
-    size = size_of(module, text_config, calls, model.kv_dtype)
+    size = size_of(module, calls, model.kv_dtype)
     size = msgspec.structs.replace(
         size,
         layer_bytes=size.layer_bytes + reports[1].packed_bytes,

@@ -40,4 +40,4 @@ def draft_model_of(
     tensors = chain(module.parameters(), module.buffers())
     rounded: PreTrainedModel = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     prepare_linears(rounded, kernels_available, quantization, group, cut_modules(rounded, group))
-    return DraftModel(rounded, size_of(rounded, rounded.config.get_text_config(decoder=True), calls, kv_dtype))
+    return DraftModel(rounded, size_of(rounded, calls, kv_dtype))

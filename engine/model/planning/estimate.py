@@ -72,7 +72,7 @@ def _estimate(config: EngineConfig) -> Estimate:
     replace_indexers(module)
     keep_latents(module, dtype)
     text_config = hf_config.get_text_config(decoder=True)
-    calls = probe_layers(module, text_config, device)
+    calls = probe_layers(module, device)
     if not calls:
         raise UnsupportedModelError(f"{config.model} has no attention, whose memory and time alone can be told yet.")
     layers, max_model_len = tuple(map(layer_shape, calls)), context_limit(text_config, ())
@@ -80,7 +80,7 @@ def _estimate(config: EngineConfig) -> Estimate:
     return Estimate(
         architecture=type(module).__name__,
         num_weights=sum(parameter.numel() for parameter in module.parameters()),
-        size=size_of(module, text_config, calls, dtype),
+        size=size_of(module, calls, dtype),
         kv_groups=groups,
         kv_block_bytes=bytes_per_block(layers, config.block_size, dtype, groups.of_layers),
         max_model_len=max_model_len,

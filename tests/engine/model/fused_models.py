@@ -90,7 +90,7 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def fuse(model: Any) -> None:
-    fuse_modules(model, probe_layers(model, model.config, torch.device("cpu")))
+    fuse_modules(model, probe_layers(model, torch.device("cpu")))
 
 
 def run(model: Any) -> tuple[Tensor, list[AttentionCall]]:

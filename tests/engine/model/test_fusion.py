@@ -133,7 +133,7 @@ def count_anew(model: Any) -> nn.Module:
 @pytest.mark.parametrize("change", [watch, gate_by_relu, gate_by_a_formula, norm_in_float64, count_anew])
 def test_what_is_not_quite_as_known_stays(change: Callable[[Any], nn.Module]) -> None:
     model = model_of("llama")
-    calls = probe_layers(model, model.config, torch.device("cpu"))
+    calls = probe_layers(model, torch.device("cpu"))
     changed = change(model)
     fuse_modules(model, calls)
     assert changed in model.modules()
@@ -257,7 +257,7 @@ STAYING: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
 @pytest.mark.parametrize(("name", "change"), STAYING.values(), ids=STAYING)
 def test_what_is_not_quite_as_known_of_a_family_stays(name: str, change: Callable[[Any], nn.Module]) -> None:
     model = model_of(name)
-    calls = probe_layers(model, model.config, torch.device("cpu"))
+    calls = probe_layers(model, torch.device("cpu"))
     changed = change(model)
     fuse_modules(model, calls)
     assert changed in model.modules()
@@ -289,7 +289,7 @@ def test_norms_that_the_code_does_not_call_are_not_applied() -> None:
 
 def test_a_model_that_computes_something_else_when_fused_is_refused() -> None:
     model = model_of("llama")
-    calls = probe_layers(model, model.config, torch.device("cpu"))
+    calls = probe_layers(model, torch.device("cpu"))
     check_same("Llama", calls, calls)
     turned = [*calls[:2], calls[2]._replace(key=-calls[2].key)]
     with pytest.raises(UnsupportedModelError, match="layer 2"):

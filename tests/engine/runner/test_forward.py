@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 def whole_and_kept(module: Any, kept: list[int]) -> list[torch.Tensor]:
     """Returns logits and hidden states of all positions, then those of the kept ones."""
-    calls = probe_layers(module, module.config, CPU)
+    calls = probe_layers(module, CPU)
     cache = KVCache([layer_shape(call) for call in calls], 2, 8, torch.float32, CPU)
     requests = [ScheduledRequest("", range(3, 12), 0, (0, 1), SamplingParams(), [], [], True)]
     forward = TransformersForward(module, cache, reference)
