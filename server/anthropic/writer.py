@@ -1,6 +1,7 @@
 """Writes the answer of Anthropic's API: as a stream of events, or whole at its end."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,25 +23,39 @@ from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 PING = typed_event({"type": "ping"})
 
 
-class _TextBlock:
-    """Text of the answer, or of the thinking before it: `name` is its type and its field, too."""
-
-    def __init__(self, index: int, name: str, fields: Mapping[str, str]) -> None:
+class _Block(ABC):
+    def __init__(self, index: int) -> None:
         self._index = index
-        self._name = name
-        self._fields = fields
-        self._text = ""
 
     def start(self) -> list[Event]:
         return [{"type": "content_block_start", "index": self._index, "content_block": self.whole()}]
 
-    def add(self, part: Part) -> list[Event]:
-        assert isinstance(part, Content | Reasoning)
-        self._text += part.text
-        return [_delta(self._index, {"type": f"{self._name}_delta", self._name: part.text})]
+    @abstractmethod
+    def add(self, part: Part) -> list[Event]: ...
 
     def end(self, is_complete: bool) -> list[Event]:
         return [{"type": "content_block_stop", "index": self._index}]
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]: ...
+
+    def _delta(self, delta: dict[str, str]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+class _TextBlock(_Block):
+    """Text of the answer, or of the thinking before it: `name` is its type and its field, too."""
+
+    def __init__(self, index: int, name: str, fields: Mapping[str, str]) -> None:
+        super().__init__(index)
+        self._name = name
+        self._fields = fields
+        self._text = ""
+
+    def add(self, part: Part) -> list[Event]:
+        assert isinstance(part, Content | Reasoning)
+        self._text += part.text
+        return [self._delta({"type": f"{self._name}_delta", self._name: part.text})]
 
     def whole(self) -> dict[str, Any]:
         return {"type": self._name, self._name: self._text, **self._fields}
@@ -53,16 +68,13 @@ class _OmittedThinking(_TextBlock):
         return []
 
 
-class _ToolUseBlock:
+class _ToolUseBlock(_Block):
     def __init__(self, index: int, call: ToolCall) -> None:
-        self._index = index
+        super().__init__(index)
         self._call = call
         self._arguments = ""
         self._beginning = JsonBeginning()
         self._is_broken = False
-
-    def start(self) -> list[Event]:
-        return [{"type": "content_block_start", "index": self._index, "content_block": self.whole()}]
 
     def add(self, part: Part) -> list[Event]:
         assert isinstance(part, ToolCall)
@@ -73,10 +85,7 @@ class _ToolUseBlock:
         self._is_broken = self._is_broken or not self._beginning.add(part.arguments)
         if self._is_broken:
             return []
-        return [_delta(self._index, {"type": "input_json_delta", "partial_json": part.arguments})]
-
-    def end(self, is_complete: bool) -> list[Event]:
-        return [{"type": "content_block_stop", "index": self._index}]
+        return [self._delta({"type": "input_json_delta", "partial_json": part.arguments})]
 
     def whole(self) -> dict[str, Any]:
         return {"type": "tool_use", "id": self._call.id, "name": self._call.name, "input": self._input()}
@@ -92,11 +101,7 @@ class _ToolUseBlock:
         return parsed if isinstance(parsed, dict) else {}
 
 
-def _delta(index: int, delta: dict[str, str]) -> Event:
-    return {"type": "content_block_delta", "index": index, "delta": delta}
-
-
-def _make_block(shows_thinking: bool, index: int, part: Part) -> _TextBlock | _ToolUseBlock:
+def _make_block(shows_thinking: bool, index: int, part: Part) -> _Block:
     match part:
         case Content():
             return _TextBlock(index, "text", {})
@@ -130,7 +135,7 @@ class MessageWriter:
         self._reader = reader
         self._counter = counter
         self._request_id = request_id
-        self._blocks: Blocks[_TextBlock | _ToolUseBlock] = Blocks(partial(_make_block, form.shows_thinking))
+        self._blocks: Blocks[_Block] = Blocks(partial(_make_block, form.shows_thinking))
         self._last: RequestOutput | None = None
 
     def begin(self) -> list[Event]:
