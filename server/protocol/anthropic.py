@@ -1,13 +1,13 @@
 """POST /v1/messages and /v1/messages/count_tokens: request parameters and response models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from server.protocol.answers import Timings
-from server.protocol.anthropic_blocks import MaybeEmptyText, ToolResultBlock, Turns
+from server.protocol.anthropic_blocks import MaybeEmptyText, ToolResultBlock, ToolUseBlock, Turn, Turns
 from server.protocol.anthropic_context import ContextManagement
 from server.protocol.anthropic_tools import AnthropicToolChoice, AnthropicTools
 from server.protocol.cache_steering import RETENTION_S, Cacheable, CacheControl
@@ -82,6 +82,28 @@ class MessagesRequest(AnthropicConversation, SamplingFields, TypedStreamFields):
     max_tokens: int = Field(ge=1, le=MAX_INT32, description="A bound: an answer may also end with the context.")
     temperature: float | None = Field(None, ge=0, le=1)
     stop_sequences: StopStrings = Field([])
+
+    @model_validator(mode="after")
+    def _check_results(self) -> "MessagesRequest":
+        if (place := _result_without_call(self.messages)) is not None:
+            raise wrong(
+                f"{place}.tool_use_id",
+                "must be the id of a tool_use block in an earlier message; send that message, too",
+            )
+        return self
+
+
+def _result_without_call(messages: Sequence[Turn]) -> str | None:
+    """Returns the place of the first result of a call that no message before it has; None if there is none."""
+    called: set[str] = set()
+    for index, turn in enumerate(messages):
+        for number, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
+            match block:
+                case ToolUseBlock(id=call_id):
+                    called.add(call_id)
+                case ToolResultBlock(tool_use_id=call_id) if call_id not in called:
+                    return f"messages.{index}.content.{number}"
+    return None
 
 
 class TextAnswer(BaseModel):

@@ -15,6 +15,8 @@ ANTHROPIC_TOOLS = [
     {"name": "get_weather", "input_schema": WEATHER},
     {"name": "get_time", "input_schema": {"type": "object"}},
 ]
+ANTHROPIC_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+ANTHROPIC_CALL = {"role": "assistant", "content": [ANTHROPIC_USE]}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>'
 THOUGHT = f'<think>Hm.</think>Let me see.{CALL}<tool_call>{{"name": "get_time", "arguments": {{}}}}</tool_call>'
 

@@ -7,7 +7,9 @@ import pytest
 
 from tests.server.events import anthropic_error_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.server.model_talk import ANTHROPIC_CALL as CALL
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
+from tests.server.model_talk import ANTHROPIC_USE as USE
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 NOTE = {"type": "document", "source": {"type": "text", "data": "x"}}
@@ -18,7 +20,7 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 NOT = {"type": "object", "properties": {"x": {"not": {}}}}
 CLEAR = {"type": "clear_thinking_20251015"}
 ANY = {"tool_choice": {"type": "any"}}
-USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+OTHER = {**RESULT, "tool_use_id": "2"}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,9 @@ USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]}, "0: 'container_upload'"),
         ({"messages": [{"role": "user", "content": [{**RESULT, "content": [PDF]}]}]}, "content.0.content.0: 'base64'"),
         ({"messages": [{"role": "user", "content": [USE]}]}, "messages.0.content.0: 'tool_use'"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.tool_use_id must be the id of"),
+        ({"messages": [CALL, {"role": "user", "content": [RESULT, OTHER]}]}, "messages.1.content.1.tool_use_id"),
+        ({"messages": [{"role": "user", "content": [RESULT]}, CALL]}, "messages.0.content.0.tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "compaction", "content": "x"}]}]}, "'compaction'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "So "}, USE]}]}, "messages cannot"),
         ({"system": [IMAGE]}, "system.0: 'image'"),
@@ -90,6 +95,17 @@ def test_what_cannot_be_done_is_refused_by_name(server: LiveServer, parameters: 
     error = anthropic_error_of(response)
     assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert place in error["message"] and server.engine.requests == []
+
+
+def test_a_result_may_answer_a_call_of_any_earlier_message(server: LiveServer) -> None:
+    later = [{"role": "user", "content": [{"type": "text", "text": "Go on."}]}, {"role": "user", "content": [RESULT]}]
+    assert server.message([CALL, *later]).status_code == 200
+
+
+def test_tokens_of_a_result_alone_are_counted(server: LiveServer) -> None:
+    """Agents ask what single messages take."""
+    messages = [{"role": "user", "content": [RESULT]}]
+    assert server.client.post("/v1/messages/count_tokens", json={"messages": messages}).status_code == 200
 
 
 @pytest.mark.parametrize(

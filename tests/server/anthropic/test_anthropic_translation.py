@@ -24,7 +24,7 @@ def test_blocks_become_messages(agent: LiveServer) -> None:
                 "content": [
                     {"type": "thinking", "thinking": "Hm.", "signature": "x"},
                     {"type": "text", "text": "Well."},
-                    {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}},
+                    *({"type": "tool_use", "id": call_id, "name": "f", "input": {"x": 1}} for call_id in "12345"),
                 ],
             },
             {
@@ -46,7 +46,7 @@ def test_blocks_become_messages(agent: LiveServer) -> None:
     assert turns_of(agent) == [
         "system]Be brief.",
         "user]Hi",
-        f"assistant](Hm.)Well.{call}",
+        f"assistant](Hm.)Well.{5 * call}",
         "tool]one",
         "tool]Error: gone",
         "tool]",

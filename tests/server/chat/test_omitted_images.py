@@ -7,7 +7,7 @@ import pytest
 from server.protocol.messages import OMITTED_IMAGE
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer
-from tests.server.model_talk import prompt_of
+from tests.server.model_talk import ANTHROPIC_CALL, prompt_of
 
 DATA = "data:image/png;base64,iVBORw0KGgo="
 URL = {"type": "image_url", "image_url": {"url": DATA}}
@@ -33,7 +33,7 @@ def respond_custom(server: LiveServer, **parameters: Any) -> Any:
 
 def message(server: LiveServer, **parameters: Any) -> Any:
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "Taken."}, BLOCK]}
-    return server.message([{"role": "user", "content": [result]}], **parameters)
+    return server.message([ANTHROPIC_CALL, {"role": "user", "content": [result]}], **parameters)
 
 
 @pytest.mark.parametrize("ask", [chat, respond, respond_custom, message])
@@ -56,7 +56,7 @@ def test_images_are_counted(agent: LiveServer, caplog: pytest.LogCaptureFixture)
 
 def test_tokens_of_what_is_told_are_counted(agent: LiveServer) -> None:
     result = {"type": "tool_result", "tool_use_id": "1", "content": [BLOCK]}
-    messages = [{"role": "user", "content": [result]}]
+    messages = [ANTHROPIC_CALL, {"role": "user", "content": [result]}]
     counted = agent.post_json("/v1/messages/count_tokens", {"messages": messages}).json()["input_tokens"]
     assert counted == agent.message(messages).json()["usage"]["input_tokens"] > len(OMITTED_IMAGE)
 

@@ -17,6 +17,7 @@ from server.protocol.responses import ResponsesRequest
 from server.routes import json_route
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer
+from tests.server.model_talk import ANTHROPIC_CALL
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,10 @@ def parts(count: int, kind: str = "text") -> list[dict[str, Any]]:
         ("chat/completions", lambda count: [{"role": "assistant", "tool_calls": [CALL] * (count - 1)}, *parts(1)]),
         ("responses", lambda count: parts(count, "input_text")),
         ("messages", parts),
-        ("messages", lambda count: [{"role": "user", "content": [{**RESULT, "content": [TEXT] * (count - 1)}]}]),
+        (
+            "messages",
+            lambda count: [ANTHROPIC_CALL, {"role": "user", "content": [{**RESULT, "content": [TEXT] * (count - 2)}]}],
+        ),
         ("messages/count_tokens", parts),
     ],
 )
