@@ -74,6 +74,30 @@ class LayerCache(NamedTuple):
         return num_numbers(self.values.shape[3], self.values.dtype)
 
 
+class _EmptyBlocks(NamedTuple):
+    """Makes tensors of so many blocks, whose numbers are not set."""
+
+    pages: SharedPages | PrivatePages
+    num_blocks: int
+    block_size: int
+    device: torch.device
+
+    def layer_cache(self, shape: LayerShape, dtype: torch.dtype) -> LayerCache:
+        key_size, value_size = (row_size(size, dtype) for size in (shape.head_size, shape.head_size_v))
+        keys = self._rows(shape.num_kv_heads, key_size, dtype)
+        if shape.is_latent:
+            return LayerCache(keys, keys[..., :value_size])
+        return LayerCache(keys, self._rows(shape.num_kv_heads, value_size, dtype))
+
+    def vectors(self, shape: VectorShape | None) -> Tensor | None:
+        if shape is None:
+            return None
+        return self.pages.empty((self.num_blocks, self.block_size, shape.size), shape.dtype, self.device)
+
+    def _rows(self, num_kv_heads: int, size: int, dtype: torch.dtype) -> Tensor:
+        return self.pages.empty((self.num_blocks, num_kv_heads, self.block_size, size), dtype, self.device)
+
+
 class KVCache:
     """The paged keys and values of all layers. Pages stay unallocated until blocks near them are about to be written
     (`prefault`). Layers may be in groups, each with block tables of its own (`engine.core.kv_groups`): then a block is
@@ -96,18 +120,7 @@ class KVCache:
         """`shared` is memory that outlives this process, if the cache is to lie there; `groups` has the group of each
         layer, none if all are in one."""
         pages = shared or PrivatePages()
-
-        def vectors(shape: VectorShape | None) -> Tensor | None:
-            return pages.empty((num_blocks, block_size, shape.size), shape.dtype, device) if shape else None
-
-        def allocate(layer: LayerShape) -> LayerCache:
-            sizes = [row_size(size, dtype) for size in (layer.head_size, layer.head_size_v)]
-            keys, *values = (
-                pages.empty((num_blocks, layer.num_kv_heads, block_size, size), dtype, device)
-                for size in sizes[: 1 if layer.is_latent else 2]
-            )
-            return LayerCache(keys, *(values or [keys[..., : sizes[1]]]))
-
+        empty = _EmptyBlocks(pages, num_blocks, block_size, device)
         self.shared = shared
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -116,11 +129,11 @@ class KVCache:
         by_place: list[LayerCache] = []
         for layer, place in zip(layers, places_in(self.groups), strict=True):
             if place == len(by_place):
-                by_place.append(allocate(layer))
+                by_place.append(empty.layer_cache(layer, dtype))
         self.layers = tuple(by_place[place] for place in places_in(self.groups))
-        self.index_keys = tuple(vectors(layer.index) for layer in layers)
+        self.index_keys = tuple(empty.vectors(layer.index) for layer in layers)
         """[num_blocks, block_size, index size] of each layer that has such keys."""
-        self.hidden = vectors(hidden)
+        self.hidden = empty.vectors(hidden)
         self._shapes = tuple(layers)
         self._pages = PagePrefault(self._tensors(), pages.allocate)
         self._writing = threading.Lock()  # prefault writes to pages what it read there
