@@ -17,6 +17,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,12 +142,7 @@ class StoreDirectory:
         with self._lock:
             known = set(self._files)  # files that others announce meanwhile may be there too late to be seen
         found, unfinished = self._look()
-        for path in (
-            unfinished & self._unfinished
-        ):  # a file takes far less time to write than there is between two looks
-            with suppress(OSError):
-                os.unlink(path)
-        self._unfinished = unfinished
+        self._remove_abandoned(unfinished)
         with self._lock:
             gone = known - found.keys()
             changed = [path for path, file in found.items() if self._files.get(path) != file]
@@ -156,14 +152,21 @@ class StoreDirectory:
             self._put(path, found[path])
         self._make_room(0)
 
+    def _remove_abandoned(self, unfinished: set[str]) -> None:
+        """Deletes those of these temporary files that were there at the last look, too: a file takes far less time to
+        write than there is between two looks."""
+        for path in unfinished & self._unfinished:
+            with suppress(OSError):
+                os.unlink(path)
+        self._unfinished = unfinished
+
     def _look(self) -> tuple[dict[str, _File], set[str]]:
         """Returns the files by their paths, and the paths of temporary files."""
         found: dict[str, _File] = {}
         unfinished: set[str] = set()
-        folders = (entry for entry in _entries(self._root) if _FOLDER.fullmatch(entry.name))
-        for entry in (
-            entry for folder in folders if folder.is_dir(follow_symlinks=False) for entry in _entries(folder)
-        ):
+        named = (entry for entry in _entries(self._root) if _FOLDER.fullmatch(entry.name))
+        folders = (entry for entry in named if entry.is_dir(follow_symlinks=False))
+        for entry in chain.from_iterable(map(_entries, folders)):
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if entry.name.startswith(_TEMPORARY):
