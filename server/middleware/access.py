@@ -70,30 +70,41 @@ def report_request(scope: Scope, metrics: Metrics, telemetry: Telemetry) -> None
     """Logs, counts and exports a request. Call once, at its end."""
     record = record_of(scope)
     elapsed_s = time.monotonic() - record.arrival_s
-    method = scope["method"] if scope["method"] in METHODS else "OTHER"
-    metrics.on_http_request(_handler(scope), method, record.status, elapsed_s)
-    if record.error_code is not None and method == "POST":
-        metrics.on_rejection(record.error_code)
-    if record.broken_by is not None:
-        metrics.on_broken_stream(record.broken_by)
     report = None if record.report is None else record.report()
     record.report = None  # which refers to the record: a cycle would wait for the garbage collector
     timings = None if report is None else report.body()  # which sorts all gaps: once
-    if record.key.name and method == "POST":
-        metrics.on_key_request(record.key.name, None if report is None else report.counts, record.error_code)
+    _count(scope, metrics, report, elapsed_s)
     if timings is not None:
         answer = {"id": record.request_id, "model": record.model, "status": record.status, "finish": _finish(record)}
         metrics.on_answer(record.key.name, record.arrival_s, answer | {"timings": timings})
-    for promise, outcome in _promises(scope, report, elapsed_s):
-        metrics.on_promise(promise, outcome)
     trace = telemetry.on_request(scope, report, elapsed_s)
     level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
     if logger.isEnabledFor(level):
-        line = (method, _path(scope), record.status, round(elapsed_s * 1e3, 3))
-        fields = {**_fields(scope, timings), **trace}
-        notes = " ".join(f"{name}={value}" for name, value in fields.items())
-        http = dict(zip(("method", "path", "status", "duration_ms"), line, strict=True))
-        logger.log(level, "%s %s %d %.1fms %s", *line, notes, extra={"fields": http | fields})
+        _log(level, scope, elapsed_s, {**_fields(scope, timings), **trace})
+
+
+def _count(scope: Scope, metrics: Metrics, report: PhaseReport | None, elapsed_s: float) -> None:
+    record = record_of(scope)
+    metrics.on_http_request(_handler(scope), _method(scope), record.status, elapsed_s)
+    if scope["method"] == "POST" and record.error_code is not None:
+        metrics.on_rejection(record.error_code)
+    if scope["method"] == "POST" and record.key.name:
+        metrics.on_key_request(record.key.name, None if report is None else report.counts, record.error_code)
+    if record.broken_by is not None:
+        metrics.on_broken_stream(record.broken_by)
+    for promise, outcome in _promises(scope, report, elapsed_s):
+        metrics.on_promise(promise, outcome)
+
+
+def _log(level: int, scope: Scope, elapsed_s: float, fields: Mapping[str, str | float | int | None]) -> None:
+    line = {
+        "method": _method(scope),
+        "path": _path(scope),
+        "status": record_of(scope).status,
+        "duration_ms": round(elapsed_s * 1e3, 3),
+    }
+    notes = " ".join(f"{name}={value}" for name, value in fields.items())
+    logger.log(level, "%s %s %d %.1fms %s", *line.values(), notes, extra={"fields": {**line, **fields}})
 
 
 def _promises(scope: Scope, report: PhaseReport | None, elapsed_s: float) -> Iterator[tuple[str, str]]:
@@ -106,6 +117,11 @@ def _promises(scope: Scope, report: PhaseReport | None, elapsed_s: float) -> Ite
         yield from ((name, "refused") for name in asked_in(Headers(scope=scope)))  # often before they were read
     elif promises.ttft_s is not None and elapsed_s > promises.ttft_s:  # it ended without a token, however it did
         yield "ttft", "missed"
+
+
+def _method(scope: Scope) -> str:
+    """Returns the request's method as its label in the metrics."""
+    return scope["method"] if scope["method"] in METHODS else "OTHER"
 
 
 def _handler(scope: Scope) -> str:
