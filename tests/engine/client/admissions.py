@@ -6,13 +6,7 @@ import pytest
 
 from engine.client.admission import AdmissionControl, AdmissionLimits, Place
 from engine.core.errors import OverloadedError
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import Clock
 
 
 class ClockedAdmission(AdmissionControl):

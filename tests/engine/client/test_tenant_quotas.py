@@ -10,16 +10,10 @@ from engine.client.admission import AdmissionControl, AdmissionLimits, Place
 from engine.client.tenant_quotas import TenantQuotas, max_tenant_places, max_tenant_tokens
 from engine.core.errors import OverloadedError
 from engine.core.generation_request import Tenant
+from tests.clock import Clock
 
 WEIGHTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 NUM_SLOTS = 3
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class TenantAdmission(AdmissionControl):

@@ -1,13 +1,7 @@
 """The restart policy: how often, and how soon, an engine is started again."""
 
 from engine.process.restart_policy import RestartPolicy
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import Clock
 
 
 def test_fruitless_restarts_come_slower_and_end() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from engine.core.batch import Direction, Phase
 from engine.core.messages import RequestUpdate
+from tests.clock import Clock
 from tests.engine.fakes import add, expected_tokens, run_to_end, tokens_of
 from tests.engine.scheduling.fake_store import Content
-from tests.engine.scheduling.tiered_engine import PROMPT, Clock, engine_with_store, num_cached, tiers_of
+from tests.engine.scheduling.tiered_engine import PROMPT, engine_with_store, num_cached, tiers_of
 
 
 def stored_before(prompt: list[int] = PROMPT, **fields: Any) -> dict[bytes, Content]:

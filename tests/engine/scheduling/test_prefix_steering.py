@@ -10,8 +10,9 @@ from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.engine import Engine
 from engine.scheduling.cache_keys import CacheKeys
 from engine.scheduling.prefill_budget import PrefillPace
+from tests.clock import Clock
 from tests.engine.fakes import add, expected_tokens, fake_engine, run_to_end, tokens_of
-from tests.engine.scheduling.tiered_engine import PROMPT, Clock, engine_with_store, num_cached
+from tests.engine.scheduling.tiered_engine import PROMPT, engine_with_store, num_cached
 
 OTHER = [*PROMPT[:8], 40, 41, 42, 43, 44]
 """Its first two blocks are those of PROMPT."""

@@ -8,18 +8,12 @@ from engine.core.kv_groups import ONE_GROUP, KVGroups
 from engine.core.messages import RequestUpdate
 from engine.engine import Engine
 from engine.scheduling.kv_tiers import TieredKVAllocator
+from tests.clock import Clock
 from tests.engine.fakes import FakeRunner, fake_info
 from tests.engine.scheduling.fake_store import Content, FakeStore
 
 PROMPT = list(range(1, 14))
 """Three full blocks of four, and one token."""
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def engine_with_store(

@@ -15,6 +15,7 @@ from server.limits.error_rate_limit import (
     Verdict,
     is_rate_limited,
 )
+from tests.clock import Clock
 from tests.server.http.raw_http import answer_to, rest_of
 from tests.server.live_server import LiveServer, live_server
 
@@ -27,14 +28,6 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 REFUSED = pytest.mark.parametrize(
     "data", [NOT_JSON, NOT_HTTP, UNREAD, NO_ROUTE], ids=["json", "http", "unread", "route"]
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def waits(limit: ErrorRateLimit, count: int, client: str = "a") -> list[float]:
@@ -53,18 +46,18 @@ def used_up(clock: Clock) -> ErrorRateLimit:
 
 class TestTurns:
     def test_a_burst_does_not_wait_and_later_ones_wait_for_all_before(self) -> None:
-        limit = used_up(Clock())
+        limit = used_up(Clock(1000.0))
         assert waits(limit, 3) == pytest.approx([1 / NUM_PER_S, 2 / NUM_PER_S, 3 / NUM_PER_S], abs=1e-6)
 
     def test_those_that_come_no_faster_than_the_rate_never_wait(self) -> None:
-        clock = Clock()
+        clock = Clock(1000.0)
         limit = used_up(clock)
         for _ in range(1000):
             clock.now_s += 1.001 / NUM_PER_S
             assert limit.reserve("a") == 0.0
 
     def test_credit_comes_back_with_time_and_no_more_than_a_burst(self) -> None:
-        clock = Clock()
+        clock = Clock(1000.0)
         limit = used_up(clock)
         clock.now_s += 10.001 / NUM_PER_S
         assert waits(limit, 11)[9:] == pytest.approx([0.0, 0.999 / NUM_PER_S], abs=1e-6)
@@ -72,7 +65,7 @@ class TestTurns:
         assert waits(limit, NUM_AT_ONCE + 1)[NUM_AT_ONCE - 1 :] == pytest.approx([0.0, 1 / NUM_PER_S], abs=1e-6)
 
     def test_no_more_wait_than_have_a_turn_in_time_and_the_others_cost_no_turn(self) -> None:
-        clock = Clock()
+        clock = Clock(1000.0)
         limit = used_up(clock)
         in_time = [wait_s for wait_s in waits(limit, 2 * int(MAX_WAIT_S * NUM_PER_S)) if wait_s <= MAX_WAIT_S]
         assert len(in_time) == pytest.approx(MAX_WAIT_S * NUM_PER_S, abs=1)
@@ -80,12 +73,12 @@ class TestTurns:
         assert limit.reserve("a") <= MAX_WAIT_S
 
     def test_each_has_its_own(self) -> None:
-        limit = used_up(Clock())
+        limit = used_up(Clock(1000.0))
         assert waits(limit, NUM_AT_ONCE, "b") == [0.0] * NUM_AT_ONCE
         assert limit.reserve("a") > 0 and limit.reserve("b") > 0
 
     def test_of_so_many_the_longest_quiet_is_forgotten(self) -> None:
-        limit = used_up(Clock())
+        limit = used_up(Clock(1000.0))
         waits(limit, NUM_AT_ONCE, "b")
         for number in range(MAX_KNOWN - 2):
             limit.reserve(f"other-{number}")
@@ -105,7 +98,7 @@ class TestVerdicts:
         reported: list[str] = []
 
         async def all_turns() -> None:
-            limit, released = ErrorRateLimit(reported.append, Clock()), asyncio.Event()
+            limit, released = ErrorRateLimit(reported.append, Clock(1000.0)), asyncio.Event()
             if is_released:
                 released.set()
             verdicts = await asyncio.gather(*(limit.turn("a", released) for _ in range(count)))

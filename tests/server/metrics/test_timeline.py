@@ -13,15 +13,9 @@ from engine.core.machine import Ceilings
 from engine.core.stats import StepShare
 from server.metrics.timeline import NUM_REQUESTS, NUM_SECONDS, NUM_SHARES, NUM_STEPS, Timeline
 from server.protocol.timeline import TimelineBody
+from tests.clock import Clock
 from tests.server.live_server import LiveServer, live_server
 from tests.server.metrics.steps import step
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def timeline_at(now_s: float) -> tuple[Timeline, Clock]:
