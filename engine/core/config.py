@@ -126,6 +126,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.mtp and self.num_speculative_tokens > 0 and not has_other
 
     @property
+    def is_self_speculative(self) -> bool:
+        """Whether the model's own weights are to draft, rounded to fewer bits."""
+        return self.draft_model is None and self.draft_quantization != "none"
+
+    @property
     def checkpoint_tokens(self) -> int:
         """Tokens from one copy of a text's recurrent states to the next, a multiple of the block size."""
         return -(-self.state_checkpoint_interval // self.block_size) * self.block_size

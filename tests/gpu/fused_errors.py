@@ -18,7 +18,7 @@ from engine.kernels.cuda.operators import register
 from engine.model.fused_layer import FusedDecoderLayer
 from engine.model.fused_modules import FusedAttention, FusedMLP
 from engine.model.fusion import fuse_between_layers, fuse_modules
-from engine.model.placement import replace_parts
+from engine.model.loading.preparation import replace_parts
 from engine.model.probe import probe_layers
 from engine.weights.linear import PackedLinear, is_linear
 from engine.weights.module_replacement import replace_modules

@@ -28,7 +28,7 @@ from engine.core.machine import ModelSize
 from engine.model.content_digest import add_content
 from engine.model.filled_parameters import fill_parameters
 from engine.model.kv_cache_dtype import choose_kv_dtype
-from engine.model.placement import made_to_run, move_layers, replace_parts, unmap_checkpoint
+from engine.model.loading.preparation import made_to_run, move_layers, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe_layers
 from engine.model.step_work import size_of
 from engine.runner.forward import HeadInput

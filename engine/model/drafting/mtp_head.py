@@ -32,7 +32,7 @@ from engine.model.fusion import fuse_rms_norms
 from engine.model.known.linears import is_known_linear, parts_of_linear
 from engine.model.known.norms import norm_parts
 from engine.model.latent_attention import has_latents, keep_latents
-from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
+from engine.model.loading.preparation import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe
 from engine.model.sparse_attention import replace_indexers
 from engine.model.step_work import size_of

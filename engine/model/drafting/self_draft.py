@@ -18,26 +18,25 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.attention.registry import AttentionCall
+from engine.model.loading.placement import Placement
 from engine.model.step_work import size_of
 from engine.model.tensor_parallel import cut_modules
 from engine.runner.loaded_model import DraftModel
 from engine.weights.linear import prepare_linears
-from engine.weights.rank_group import ALONE, RankGroup
 
 
 def draft_model_of(
     module: PreTrainedModel,
     calls: Sequence[AttentionCall],
-    kernels_available: bool,
-    quantization: str,
     kv_dtype: torch.dtype,
-    group: RankGroup = ALONE,
+    quantization: str,
+    place: Placement,
 ) -> DraftModel:
     """Builds the draft model of `module`, which is not packed yet; `calls` are those of its attention layers.
 
-    Parameters and buffers that are not quantized are shared with `module`. A rank of `group` gets its part.
+    Parameters and buffers that are not quantized are shared with `module`. A rank gets its part.
     """
     tensors = chain(module.parameters(), module.buffers())
     rounded: PreTrainedModel = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-    prepare_linears(rounded, kernels_available, quantization, group, cut_modules(rounded, group))
+    prepare_linears(rounded, place.has_kernels, quantization, place.group, cut_modules(rounded, place.group))
     return DraftModel(rounded, size_of(rounded, calls, kv_dtype))

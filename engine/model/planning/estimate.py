@@ -1,7 +1,6 @@
 """What a checkpoint will take, from its configuration alone: a model without weights is made and measured."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -18,7 +17,7 @@ from engine.core.machine import ModelSize
 from engine.mixers.functions import route_recurrent_functions
 from engine.model.context_limit import context_limit
 from engine.model.latent_attention import keep_latents
-from engine.model.loader import read_hf_config
+from engine.model.loading.hf_config import read_hf_config
 from engine.model.probe import layer_shape, probe_layers
 from engine.model.small_copy import num_distinct_layers
 from engine.model.sparse_attention import replace_indexers
@@ -61,8 +60,7 @@ def estimate(model: str, revision: str | None = None) -> Estimate:
 
 
 def _estimate(config: EngineConfig) -> Estimate:
-    source: dict[str, Any] = {"revision": config.revision, "trust_remote_code": False}
-    hf_config, _ = read_hf_config(config, source)
+    hf_config = read_hf_config(config).hf_config
     device, dtype = torch.device("meta"), torch.bfloat16
     register()
     with device:

@@ -17,7 +17,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.core.sampling_params import SamplingParams
 from engine.core.step_seconds import StepSeconds
-from engine.model.loader import read_hf_config
+from engine.model.loading.hf_config import read_hf_config
 from engine.model.planning.estimate import Estimate
 from engine.model.setup import load_model_runner
 from engine.model.small_copy import keep_layers
@@ -128,7 +128,7 @@ class _Trial(NamedTuple):
 
 def _load(config: EngineConfig, num_layers: int, shape: _Shape, num_requests: int) -> _Trial:
     """Returns a model of so many layers, for requests of this shape."""
-    hf_config, _ = read_hf_config(config, {"revision": config.revision, "trust_remote_code": False})
+    hf_config = read_hf_config(config).hf_config
     keep_layers(hf_config.get_text_config(decoder=True), num_layers)
     with tempfile.TemporaryDirectory(prefix="twostep-") as folder:
         hf_config.save_pretrained(folder)

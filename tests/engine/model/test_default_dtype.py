@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from engine.core.config import EngineConfig
 from engine.kernels import KernelInfo
-from engine.model import loader
+from engine.model.loading import placement
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,6 @@ from engine.model import loader
 def test_weights_are_bfloat16_where_that_is_fast(
     isa: str | None, has_native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "has_native_bf16", lambda: has_native)
+    monkeypatch.setattr(placement, "has_native_bf16", lambda: has_native)
     kernels = KernelInfo(isa, Path()) if isa else None
-    assert loader._dtype(EngineConfig(model=""), torch.device("cpu"), LlamaConfig(), kernels) is expected
+    assert placement._dtype(EngineConfig(model=""), LlamaConfig(), torch.device("cpu"), kernels) is expected

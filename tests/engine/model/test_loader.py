@@ -16,9 +16,9 @@ from engine.core.prompt_logprobs import PromptLogprobs
 from engine.engine import Engine
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels import KernelInfo, load_kernels
-from engine.model import loader
 from engine.model.kernel_layer import KernelDecoderLayer
 from engine.model.loader import load_model
+from engine.model.loading import placement
 from engine.model.setup import load_model_runner
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.fakes import add, run_to_end, tokens_of
@@ -113,7 +113,7 @@ def allocate_in_huge_pages(*_: Any) -> None:
 @pytest.mark.parametrize(
     "allocate", [allocate_on_the_cpu, allocate_on_a_gpu, allocate_in_python, allocate_in_huge_pages]
 )
-@pytest.mark.parametrize("where", ["loader._load_weights", "setup.KVCache"])
+@pytest.mark.parametrize("where", ["loading.weights._load_weights", "setup.KVCache"])
 def test_a_lack_of_memory_is_no_damage(
     where: str, allocate: Callable[..., None], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,14 +139,14 @@ def test_other_errors_are_no_lack_of_memory(llama: Path, monkeypatch: pytest.Mon
         load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
 
 
-@pytest.mark.parametrize("where", ["_load_weights", "load_kernels"])
+@pytest.mark.parametrize("where", ["weights._load_weights", "placement.load_kernels"])
 def test_an_error_that_is_not_about_files_is_no_damage(
     where: str, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("no driver")
 
-    monkeypatch.setattr(f"engine.model.loader.{where}", fail)
+    monkeypatch.setattr(f"engine.model.loading.{where}", fail)
     with pytest.raises(ModelError, match="cannot be loaded: RuntimeError: no driver"):
         load(llama)
 
@@ -211,7 +211,7 @@ def test_what_this_machine_does_not_support_is_refused_by_its_flag(
 def test_float32_on_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for dtype, num_warnings in (("bfloat16", 0), ("float32", 1)):
         config = EngineConfig(model="", dtype=dtype)
-        found = loader._dtype(config, torch.device("cuda"), transformers.LlamaConfig(), None)
+        found = placement._dtype(config, transformers.LlamaConfig(), torch.device("cuda"), None)
         assert found == getattr(torch, dtype)
         assert len(caplog.records) == num_warnings
 
@@ -219,10 +219,10 @@ def test_float32_on_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_kernels_can_be_required(has_kernels: bool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = KernelInfo("generic", Path())
-    monkeypatch.setattr(loader, "load_kernels", lambda: info if has_kernels else None)
+    monkeypatch.setattr(placement, "load_kernels", lambda: info if has_kernels else None)
     config = EngineConfig(model=str(llama), device="cpu", require_kernels=True)
     if has_kernels:
-        assert loader._load_kernels(config) is info
+        assert placement._load_kernels(config) is info
     else:
         with pytest.raises(ConfigError, match=r"^--require-kernels: "):
             load_model(config)
@@ -308,7 +308,7 @@ def test_every_model_is_compared_with_itself_once_fused(llama: Path, monkeypatch
     def refuse(name: str, *_: object) -> None:
         raise UnsupportedModelError(f"{name} computes something else")
 
-    monkeypatch.setattr("engine.model.placement.check_same", refuse)
+    monkeypatch.setattr("engine.model.loading.preparation.check_same", refuse)
     if load_kernels() is None:
         pytest.skip("nothing is fused without kernels")
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM computes"):

@@ -104,8 +104,9 @@ def test_what_kernels_multiply_is_what_the_machine_is_measured_with(
 
     monkeypatch.setattr("engine.model.setup.measure_ceilings", measure)
     if not has_kernels:
-        monkeypatch.setattr("engine.model.loader.load_kernels", lambda: None)
-        monkeypatch.setattr("engine.model.placement.replace_activations", lambda: None)  # which cannot be undone
+        monkeypatch.setattr("engine.model.loading.placement.load_kernels", lambda: None)
+        # what it does cannot be undone
+        monkeypatch.setattr("engine.model.loading.preparation.replace_activations", lambda: None)
     load(llama, quantization="int4", num_blocks=4)
     assert asked == ["int4" if has_kernels else "none"]
 

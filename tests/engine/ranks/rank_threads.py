@@ -16,8 +16,8 @@ from engine.assembly import assemble
 from engine.core.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import load_kernels
-from engine.model import loader
 from engine.model.drafting import eagle_head, mtp_head
+from engine.model.loading import weights
 from engine.model.setup import ReadyModel, load_model_runner, load_ready_model
 from engine.ranks.leader import Leader
 from engine.ranks.memory import new_memory, open_group
@@ -112,7 +112,11 @@ def loading_one_by_one() -> Iterator[None]:
         return load
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((loader, "_load_weights"), (mtp_head, "_model_of_one_layer"), (eagle_head, "_new_module")):
+        for module, name in (
+            (weights, "_load_weights"),
+            (mtp_head, "_model_of_one_layer"),
+            (eagle_head, "_new_module"),
+        ):
             patch.setattr(module, name, in_turn(getattr(module, name)))
         yield
 

@@ -77,7 +77,7 @@ def test_scales_are_those_of_positions_in_every_step(
     path = make_checkpoint("llama4", tmp_path)
     settings = path / "config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), **SCALE}))
-    monkeypatch.setattr("engine.model.loader.prove_paging", lambda *_: None)
+    monkeypatch.setattr("engine.model.loading.layers.prove_paging", lambda *_: None)
     model = load_tiny(path, dtype)
     caches = [KVCache(model.layers, 12, BLOCK_SIZE, model.dtype, model.device) for _ in range(2)]
     for tensor in chain.from_iterable(layer for cache in caches for layer in cache.layers):

@@ -1,0 +1,1 @@
+"""The steps of loading a model: its configuration, where it runs, its weights, and what its layers are."""
