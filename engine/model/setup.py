@@ -13,19 +13,16 @@ from engine.attention import AttentionBackend, select_backend
 from engine.attention.kv_cache import KVCache, bytes_per_block
 from engine.core.adapters import AdapterInfo, Adapters
 from engine.core.config import EngineConfig, EngineInfo
-from engine.core.errors import ConfigError, ModelMemoryError
-from engine.core.kv_groups import KVGroups
+from engine.core.errors import ConfigError
 from engine.core.machine import Ceilings
-from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.computing_libraries import computing_libraries
 from engine.host.lean_torch import make_torch_whole
 from engine.host.memory_trim import give_back_freed_memory
 from engine.host.nvidia import cuda_build_advice
-from engine.host.shared_pages import SharedPages
 from engine.kernels import load_kernels
-from engine.mixers.state import StateCache, bytes_per_slot
+from engine.mixers.state import StateCache
 from engine.model.adapters import ModelAdapters, load_adapters
-from engine.model.cache_sizes import CacheMemory, cache_sizes, memory_for_caches
+from engine.model.caches import Caches, new_caches
 from engine.model.decoder_parts import DecoderParts
 from engine.model.drafting.kernel_head import KernelHeadForward
 from engine.model.drafting.proposal import draft_forward, proposer_of
@@ -38,7 +35,6 @@ from engine.runner.graphs import StaticInputs, graph_sizes, in_cuda_graphs
 from engine.runner.head_passes import HeadPasses, HeadRunner
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
-from engine.runner.window_groups import window_groups
 from engine.weights.rank_group import ALONE, RankGroup
 
 logger = logging.getLogger(__name__)
@@ -72,10 +68,7 @@ class ReadyModel:
     """A model with its caches and forward passes; of one of several ranks, its part of these."""
 
     model: LoadedModel
-    cache: KVCache
-    groups: KVGroups
-    states: StateCache
-    max_model_len: int
+    caches: Caches
     ceilings: Ceilings
     totals: Totals
     attention: str
@@ -118,8 +111,8 @@ def load_model_runner(
     info = _info_of(config, ready, loaded, started_s)
     forward, *drafting = lead.forwards(ready.shared)
     head = None if ready.head is None else lead.head(ready.head)
-    proposer = proposer_of(ready.model, ready.cache, head or (drafting[0] if drafting else ready.drafting))
-    return ModelRunner(ready.model, ready.cache, forward, proposer, adapters, ready.states), info
+    proposer = proposer_of(ready.model, ready.caches.kv, head or (drafting[0] if drafting else ready.drafting))
+    return ModelRunner(ready.model, ready.caches.kv, forward, proposer, adapters, ready.caches.states), info
 
 
 def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int | None = None) -> ReadyModel:
@@ -138,21 +131,22 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
     step_bytes = _step_bytes(config, model, max_model_len, backend)
     model = _with_draft_model(config, model, max_model_len, group)
-    cache, states, max_model_len, groups = _new_caches(config, model, max_model_len, step_bytes, group, kv_memory_fd)
-    forward, drafting = _forward(model.module, cache, backend, states), draft_forward(model, cache, backend)
-    forward = _recorded(config, forward, cache, max_model_len)
+    caches = new_caches(config, model, max_model_len, step_bytes, group, kv_memory_fd)
+    forward = _forward(model.module, caches.kv, backend, caches.states)
+    drafting = draft_forward(model, caches.kv, backend)
+    forward = _recorded(config, forward, caches)
     if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
         head = drafting.forward if isinstance(drafting, HeadPasses) else None
         packed_cache.keep(model, forward.parts, head.parts if isinstance(head, KernelHeadForward) else None)
-    totals = totals_of(model, cache, states, group)
+    totals = totals_of(model, caches.kv, caches.states, group)
     name = backend.__name__.rpartition(".")[2]
     adapters = ModelAdapters(model, forward, config.max_adapters, config.max_adapter_rank, group)
-    return ReadyModel(model, cache, groups, states, max_model_len, ceilings, totals, name, forward, drafting, adapters)
+    return ReadyModel(model, caches, ceilings, totals, name, forward, drafting, adapters)
 
 
 def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, AdapterInfo], started_s: float) -> EngineInfo:
     """Returns the facts about all ranks together."""
-    model, cache, totals = ready.model, ready.cache, ready.totals
+    model, caches, totals = ready.model, ready.caches, ready.totals
     return EngineInfo(
         model=config.model,
         architecture=model.architecture,
@@ -167,16 +161,16 @@ def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, Adapte
         computing_libraries=computing_libraries(model.device, ready.forward.name, model.has_kernels),
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
-        max_model_len=ready.max_model_len,
+        max_model_len=caches.max_model_len,
         block_size=config.block_size,
-        num_blocks=cache.num_blocks,
+        num_blocks=caches.kv.num_blocks,
         eos_token_ids=model.eos_token_ids,
         weights_fingerprint=model.weights_fingerprint,
         tensor_parallel_size=config.tensor_parallel_size,
         weight_bytes=totals.weight_bytes,
         kv_cache_bytes=totals.kv_cache_bytes,
         kv_bytes_per_token=totals.kv_bytes_per_token,
-        kv_groups=ready.groups,
+        kv_groups=caches.groups,
         max_kv_bytes_per_context=_bytes_per_context(config, ready),
         **_state_facts(config, ready),
         **_draft_facts(config, ready),
@@ -210,14 +204,16 @@ def _forward(module: Any, cache: KVCache, backend: AttentionBackend, states: Sta
     return choose_forward(module, cache, backend, states)
 
 
-def _recorded(config: EngineConfig, forward: Forward, cache: KVCache, max_model_len: int) -> Forward:
+def _recorded(config: EngineConfig, forward: Forward, caches: Caches) -> Forward:
     """Returns the forward pass with its decode steps in CUDA graphs where there may be some."""
-    device = cache.layers[0].keys.device if cache.layers else torch.device("cpu")
+    device = caches.kv.layers[0].keys.device if caches.kv.layers else torch.device("cpu")
     if device.type != "cuda" or config.enforce_eager:
         return forward
     sizes = graph_sizes(config.limits_on(device.type).max_num_seqs)
     started_s = time.monotonic()
-    recorded = in_cuda_graphs(forward, StaticInputs(sizes[-1], max_model_len, cache.block_size, device), sizes)
+    recorded = in_cuda_graphs(
+        forward, StaticInputs(sizes[-1], caches.max_model_len, caches.kv.block_size, device), sizes
+    )
     logger.info("decode steps of %d sizes recorded in %.1f s", len(sizes), time.monotonic() - started_s)
     return recorded
 
@@ -242,7 +238,7 @@ def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: i
 
 def _draft_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
     """Returns the fields of `EngineInfo` about a draft model, none without one."""
-    model, num_blocks = ready.model, ready.cache.num_blocks
+    model, num_blocks = ready.model, ready.caches.kv.num_blocks
     if model.draft is None:
         return {}
     own = model.bytes_per_block(config.block_size) - bytes_per_block(model.layers, config.block_size, model.kv_dtype)
@@ -258,46 +254,12 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _new_caches(
-    config: EngineConfig,
-    model: LoadedModel,
-    max_model_len: int,
-    step_bytes: int,
-    group: RankGroup,
-    kv_memory_fd: int | None,
-) -> tuple[KVCache, StateCache, int, KVGroups]:
-    """Returns the caches of KV and states, the context length that they allow, and the groups of layers: on all ranks
-    for the same number of blocks and slots, which take the configured memory on all of them together."""
-    free_bytes = available_bytes(model.device) - step_bytes
-    cache_bytes = group.of_first(memory_for_caches(config, model.device.type, free_bytes))
-    groups = window_groups(config, model)
-    own_bytes = bytes_per_slot(model.states), model.bytes_per_block(config.block_size, groups.of_layers)
-    memory = CacheMemory(cache_bytes, *map(int, group.sum(*own_bytes)))
-    sizes = cache_sizes(config, config.limits_on(model.device.type), max_model_len, memory, groups)
-    states = StateCache(model.states, sizes.num_slots, model.device, sizes.num_copies)
-    kv_bytes = sizes.num_blocks * memory.block_bytes
-    shared = _shared_pages(config, model, kv_bytes, kv_memory_fd)
-    cache = _new_cache(config, model, sizes.num_blocks, kv_bytes, shared, groups)
-    return cache, states, sizes.max_model_len, groups
-
-
-def _shared_pages(config: EngineConfig, model: LoadedModel, num_bytes: int, fd: int | None) -> SharedPages | None:
-    """Returns the memory of this file, for a cache of `num_bytes`, if another process could go on with the blocks in
-    it."""
-    if fd is None or model.device.type != "cpu" or model.states or not config.enable_prefix_caching:
-        return None
-    try:
-        return SharedPages(fd, num_bytes)
-    except OSError as error:
-        logger.warning("what is cached will not outlive the engine process: no memory can be shared: %s", error)
-        return None
-
-
 def _bytes_per_context(config: EngineConfig, ready: ReadyModel) -> int:
     """Returns the most bytes of KV that a context of the longest length holds, on all ranks."""
     max_chunk = config.limits_on(ready.model.device.type).max_num_batched_tokens
-    num_blocks = ready.groups.num_blocks(ready.max_model_len, config.block_size, max_chunk)
-    return num_blocks * (ready.totals.kv_cache_bytes // max(1, ready.cache.num_blocks))
+    caches = ready.caches
+    num_blocks = caches.groups.num_blocks(caches.max_model_len, config.block_size, max_chunk)
+    return num_blocks * (ready.totals.kv_cache_bytes // max(1, caches.kv.num_blocks))
 
 
 def _state_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
@@ -305,10 +267,10 @@ def _state_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
     if not ready.model.states:
         return {}
     return {
-        "num_state_slots": ready.states.num_slots,
+        "num_state_slots": ready.caches.states.num_slots,
         "state_bytes_per_request": ready.totals.state_bytes_per_request,
-        "num_state_checkpoints": ready.states.num_copies,
-        "state_checkpoint_tokens": config.checkpoint_tokens if ready.states.num_copies else 0,
+        "num_state_checkpoints": ready.caches.states.num_copies,
+        "state_checkpoint_tokens": config.checkpoint_tokens if ready.caches.states.num_copies else 0,
     }
 
 
@@ -325,36 +287,6 @@ def _set_threads(num_threads: int | None) -> None:
     torch.set_num_threads(num_threads)
     if num_threads > (num_cpus := len(os.sched_getaffinity(0))):
         logger.warning("--num-threads %d is more than the %d CPUs there are: steps take longer", num_threads, num_cpus)
-
-
-def _new_cache(
-    config: EngineConfig,
-    model: LoadedModel,
-    num_blocks: int,
-    num_bytes: int,
-    shared: SharedPages | None,
-    groups: KVGroups,
-) -> KVCache:
-    """Allocates the KV cache, `num_bytes` on all ranks together; raises ModelMemoryError where memory is short.
-
-    On the CPU that is checked before: the operating system grants more memory than there is, and kills the process once
-    it is used.
-    """
-    available = available_bytes(model.device) + (shared.allocated_bytes if shared else 0)
-    shortage = ModelMemoryError(
-        f"There is not enough memory for a KV cache of {num_blocks:,} blocks of {config.block_size} tokens: it takes "
-        f"{num_bytes / 2**20:,.0f} MiB, and {available / 2**20:,.0f} MiB are available. "
-        "Free some, or give it less with --kv-cache-memory-bytes or --num-gpu-blocks-override."
-    )
-    if model.device.type == "cpu" and num_bytes > available:
-        raise shortage
-    try:
-        shape = model.kv_layers, num_blocks, config.block_size
-        return KVCache(*shape, model.kv_dtype, model.device, model.kept_hidden, shared, groups.of_layers)
-    except (MemoryError, RuntimeError, OSError) as error:
-        if not is_memory_shortage(error):
-            raise
-        raise shortage from error
 
 
 def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:

@@ -68,8 +68,8 @@ def run_forward(ready: ReadyModel, message: ForwardPass) -> None:
     """Runs a forward pass, and keeps the hidden states that a head reads."""
     inputs = message.inputs()
     slots = inputs.attention.slot_mapping
-    ready.cache.prefault(int(slots.max()) // ready.cache.block_size, message.num_tokens)
-    ready.cache.copy_blocks(inputs.block_copies)
+    ready.caches.kv.prefault(int(slots.max()) // ready.caches.kv.block_size, message.num_tokens)
+    ready.caches.kv.copy_blocks(inputs.block_copies)
     output = ready.shared[message.index](inputs, message.kept, message.hidden_of)
     if ready.head is not None and output.all_hidden is not None:
         ready.head.keep(slots, output.all_hidden)

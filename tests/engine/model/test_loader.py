@@ -113,7 +113,7 @@ def allocate_in_huge_pages(*_: Any) -> None:
 @pytest.mark.parametrize(
     "allocate", [allocate_on_the_cpu, allocate_on_a_gpu, allocate_in_python, allocate_in_huge_pages]
 )
-@pytest.mark.parametrize("where", ["loading.weights._load_weights", "setup.KVCache"])
+@pytest.mark.parametrize("where", ["loading.weights._load_weights", "caches.KVCache"])
 def test_a_lack_of_memory_is_no_damage(
     where: str, allocate: Callable[..., None], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +134,7 @@ def test_other_errors_are_no_lack_of_memory(llama: Path, monkeypatch: pytest.Mon
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("engine.model.setup.KVCache", fail)
+    monkeypatch.setattr("engine.model.caches.KVCache", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
 

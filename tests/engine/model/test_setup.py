@@ -30,7 +30,7 @@ def load(path: Path, **settings: Any) -> None:
 def test_a_kv_cache_must_fit_into_what_is_available(
     size: dict[str, int], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model.setup.available_bytes", lambda _: 5 << 20)
+    monkeypatch.setattr("engine.model.caches.available_bytes", lambda _: 5 << 20)
     with pytest.raises(ModelMemoryError, match=r"and 5 MiB are available.*--kv-cache-memory-bytes or --num-gpu-blocks"):
         load(llama, **size)
 
@@ -59,14 +59,15 @@ def test_decode_steps_are_recorded_on_cuda_unless_that_is_forbidden(
     monkeypatch.setattr(setup, "StaticInputs", lambda *shape: shape)
     monkeypatch.setattr(setup, "in_cuda_graphs", lambda forward, static, sizes: (forward, static, sizes))
     place = torch.device(device)
-    cache: Any = SimpleNamespace(layers=[SimpleNamespace(keys=SimpleNamespace(device=place))], block_size=16)
+    cache = SimpleNamespace(layers=[SimpleNamespace(keys=SimpleNamespace(device=place))], block_size=16)
+    caches: Any = SimpleNamespace(kv=cache, max_model_len=300)
     config, plain = EngineConfig(model="", max_num_seqs=5, enforce_eager=enforce_eager), object()
-    found: Any = setup._recorded(config, plain, cache, 300)  # type: ignore[arg-type]
+    found: Any = setup._recorded(config, plain, caches)  # type: ignore[arg-type]
     assert found == ((plain, (5, 300, 16, place), (1, 2, 4, 5)) if is_recorded else plain)
 
 
 def test_a_model_runs_by_what_was_recorded(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "_recorded", lambda config, forward, cache, length: Recorded(forward, length))
+    monkeypatch.setattr(setup, "_recorded", lambda config, forward, caches: Recorded(forward, caches.max_model_len))
     _, info = load_model_runner(EngineConfig(model=str(llama), device="cpu", dtype="float32", max_model_len=64))
     assert info.forward == "recorded up to 64"
 

@@ -72,7 +72,7 @@ def test_a_step_for_which_memory_is_short_is_refused_by_its_flags(monkeypatch: p
 
 
 def test_the_kv_cache_leaves_what_a_step_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "available_bytes", lambda _: 10 << 20)
+    monkeypatch.setattr("engine.model.caches.available_bytes", lambda _: 10 << 20)
     config = EngineConfig(model=str(make_checkpoint("llama", tmp_path)), device="cpu", dtype="float32")
     num_bytes = []
     for step_bytes in (8 << 20, 9 << 20):

@@ -88,7 +88,7 @@ def test_weights_and_kv_divide_among_ranks(checkpoint: Callable[[str], Path]) ->
         other = ranks.ready[1]
         assert isinstance(other.forward, KernelForward) and engine.info.forward == "kernels"
         assert engine.info.tensor_parallel_size == 2
-        assert engine.info.kv_cache_bytes == alone.info.kv_cache_bytes == 2 * other.cache.num_bytes
+        assert engine.info.kv_cache_bytes == alone.info.kv_cache_bytes == 2 * other.caches.kv.num_bytes
         assert engine.info.kv_bytes_per_token == alone.info.kv_bytes_per_token
         assert alone.info.weight_bytes <= engine.info.weight_bytes < 1.1 * alone.info.weight_bytes
         assert 0.4 < other.model.weight_bytes / alone.info.weight_bytes < 0.6
@@ -104,4 +104,4 @@ def test_memory_for_kv_is_that_of_all_ranks(checkpoint: Callable[[str], Path]) -
     sizes = {"num_blocks": None, "kv_cache_bytes": 1 << 20}
     with engine_on_ranks(checkpoint(WIDE), 2, **sizes) as (engine, ranks):
         assert 0.9 * (1 << 20) < engine.info.kv_cache_bytes <= 1 << 20
-        assert ranks is not None and ranks.ready[1].cache.num_blocks == engine.info.num_blocks
+        assert ranks is not None and ranks.ready[1].caches.kv.num_blocks == engine.info.num_blocks
