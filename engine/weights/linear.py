@@ -4,7 +4,7 @@
 not convert.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -116,14 +116,11 @@ def prepare_linears(
     packing = packing_for(quantization, kernels_available, is_on_gpu, rounds_rows)
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     head_weight = None if head is None else head._parameters.get("weight")
-    swapped: dict[nn.Module, Packed] = {}
-    for parent, name, child in list(_children(model)):
-        if child not in swapped:
-            if not is_experts(child) and not is_linear(child):
-                continue
-            pack = packing.head if child is head else packing.layers
-            swapped[child] = _pack_module(child, pack, group, cuts.get(child))
-        setattr(parent, name, swapped[child])
+
+    def pack(module: nn.Module) -> Packed:
+        return _pack_module(module, packing.head if module is head else packing.layers, group, cuts.get(module))
+
+    swapped = _swap_modules(model, pack)
     packed_head = swapped.get(head) if head is not None else None
     shared = {id(head_weight): packed_head.packed} if isinstance(packed_head, PackedLinear) else {}
     embedding_bytes = [_pack_embedding(each, shared, kernels_available) for each in _stored_embeddings(model)]
@@ -131,17 +128,29 @@ def prepare_linears(
     latent_heads = [module for module in model.modules() if isinstance(module, LatentHeads)]
     for each in latent_heads:
         each.pack(packing.routers)
-    num_linears = sum(isinstance(module, PackedLinear) for module in swapped.values())
+    linears = [module for module in swapped.values() if isinstance(module, PackedLinear)]
     return LinearReport(
-        num_linears=num_linears,
-        num_experts=len(swapped) - num_linears,
+        num_linears=len(linears),
+        num_experts=len(swapped) - len(linears),
         num_routers=len(router_bytes),
-        packed_bytes=sum(module.nbytes for module in (*swapped.values(), *latent_heads))
+        packed_bytes=sum(each.nbytes for each in (*swapped.values(), *latent_heads))
         + sum(embedding_bytes)
         + sum(router_bytes),
         unconverted=tuple(_unconverted(model)),
         has_rounded_rows=any(getattr(own_part(each), "rounds_rows", False) for each in _weights_of(swapped.values())),
     )
+
+
+def _swap_modules(model: nn.Module, pack: Callable[[nn.Module], Packed]) -> dict[nn.Module, Packed]:
+    """Puts what `pack` makes of linear layers and experts in the places of these; returns it, by what was there."""
+    swapped: dict[nn.Module, Packed] = {}
+    for parent, name, child in list(_children(model)):
+        if child not in swapped:
+            if not is_experts(child) and not is_linear(child):
+                continue
+            swapped[child] = pack(child)
+        setattr(parent, name, swapped[child])
+    return swapped
 
 
 def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
