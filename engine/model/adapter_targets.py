@@ -6,7 +6,7 @@ some.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from engine.weights.gathered_weight import own_part
 from engine.weights.linear_parts import LinearParts
 from engine.weights.packed_weight import PackedWeight
 from engine.weights.partition import Cut
+
+if TYPE_CHECKING:
+    from engine.weights.linear import PackedLinear
 
 __all__ = ["AdapterTarget", "adapter_targets"]
 
@@ -174,12 +177,17 @@ def _targets_of(
         if not isinstance(child, PackedLinear):
             yield from _targets_of(child, place, seen)
         elif ".experts." not in place:  # their rows are some of a step's
-            names, sizes, join = _merged(module, name, child.num_columns)
-            num_in = own_part(child.packed).shape[1]
-            for own, columns in zip(names, _columns(join, sizes, len(names)), strict=True):
-                target = _target_of(child, columns, num_in, child.cut)
-                target = target._replace(columns=target.columns.to(child.packed.device))
+            for own, target in _targets_in(module, name, child):
                 yield f"{path}.{own}".lstrip("."), target, child
+
+
+def _targets_in(parent: nn.Module, name: str, linear: "PackedLinear") -> Iterator[tuple[str, AdapterTarget]]:
+    """Yields the layers of the checkpoint of which a linear layer was made, by their names in its parent."""
+    names, sizes, join = _merged(parent, name, linear.num_columns)
+    num_in = own_part(linear.packed).shape[1]
+    for own, columns in zip(names, _columns(join, sizes, len(names)), strict=True):
+        target = _target_of(linear, columns, num_in, linear.cut)
+        yield own, target._replace(columns=target.columns.to(linear.packed.device))
 
 
 def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], Sequence[int], Join]:
