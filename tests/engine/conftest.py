@@ -1,6 +1,7 @@
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,10 +52,15 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.fixture
-def ops() -> None:
-    """Loads the kernels' operators, and puts their activations in place of torch's, as when a model is loaded."""
+def kernels() -> None:
+    """Loads the kernels' operators."""
     if load_kernels() is None:
         pytest.skip("no kernels here")
+
+
+@pytest.fixture
+def ops(kernels: None) -> None:
+    """Puts the kernels' activations in place of torch's, as when a model is loaded."""
     torch.ops.twostep.replace_activations()
 
 
@@ -62,6 +68,12 @@ def ops() -> None:
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """Each backend of paged attention that runs on a CPU."""
     return named_backend(request.param)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """The folder of a tiny checkpoint, which the test may change."""
+    return make_checkpoint("llama", tmp_path)
 
 
 @pytest.fixture(scope="session")

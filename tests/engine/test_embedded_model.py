@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -15,6 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import engine
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FOLDER = Path(engine.__file__).parent / "embedded_model"
 PROMPTS = ("Return the", "Create a new", "def open(file, mode='r')\n\n", "class Thread")
@@ -36,15 +37,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(FOLDER, local_files_only=True, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a model is as fast on one thread, and much faster than on two where the cores have other work."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @cache

@@ -30,3 +30,8 @@ def saying_tokens(server: LiveServer, text: str) -> Callable[[GenerationRequest,
 def prompt_of(server: LiveServer) -> str:
     tokenizer = server.engine.tokenizer
     return tokenizer.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+
+
+def turns_of(server: LiveServer) -> list[str]:
+    """Returns the turns of the prompt, where the template begins each with its role in brackets: `user]Hi`."""
+    return prompt_of(server).split("[")[1:]

@@ -54,6 +54,13 @@ def write_gguf(
     return _as_in_transformers(model).eval()
 
 
+def in_blocks(name: str, columns: int) -> Type:
+    """Returns a type of blocks in which rows of so many columns can be stored, else one of 16 bits."""
+    if columns % 256:
+        return Type.F16 if columns % 32 else Type.Q8_0
+    return (Type.Q4_K, Type.Q6_K)[len(name) % 2]
+
+
 def stored(numbers: np.ndarray, kind: Type) -> np.ndarray:
     """Returns the bytes of the numbers, or random ones where the package cannot make that type."""
     try:

@@ -10,12 +10,6 @@ from engine.checkpoint.eos_tokens import find_eos_token_ids
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
 from engine.model.loader import load_model
-from tests.engine.tiny_models import make_checkpoint
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    return make_checkpoint("llama", tmp_path)
 
 
 def eos_ids(path: Path) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from gguf import GGMLQuantizationType as Type
 from engine.checkpoint.gguf.block_types import BLOCK_TYPES
 from engine.checkpoint.gguf.blocks import BlockCodec
 from engine.checkpoint.stored_tensor import StoredTensor
-from engine.kernels import load_kernels
 from engine.model.small_copy import randomize
 from tests.engine.checkpoint.gguf_files import stored, write_gguf
 from tests.engine.golden_tokens import generate, generated, prompts
@@ -33,12 +32,6 @@ PLAIN = {
     "gemma3": {"attention__sliding_window_pattern": 2},
 }
 """Metadata beside what llama.cpp's converter writes, where tiny models are not as it has them."""
-
-
-@pytest.fixture
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    load_kernels()  # from the usual place: they would be compiled again
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def in_blocks_of_32(name: str, columns: int) -> Type:

@@ -4,31 +4,17 @@ import time
 from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType as Type
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
-from engine.kernels import load_kernels
 from engine.model.loader import load_model
 from engine.model.packed_key import packed_key
-from tests.engine.checkpoint.gguf_files import write_gguf
+from tests.engine.checkpoint.gguf_files import in_blocks, write_gguf
 from tests.engine.golden_tokens import generate
 from tests.engine.ranks.rank_answers import check_equal
 from tests.engine.tiny_models import WIDE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops", "own_cache")
-
-
-@pytest.fixture
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    load_kernels()  # from the usual place: they would be compiled again
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def in_blocks(name: str, columns: int) -> Type:
-    if columns % 256:
-        return Type.F16 if columns % 32 else Type.Q8_0
-    return (Type.Q4_K, Type.Q6_K)[len(name) % 2]
 
 
 def rounding_rows(path: Path, **settings: str) -> EngineConfig:

@@ -17,27 +17,14 @@ from engine.checkpoint.gguf.header import read_gguf
 from engine.checkpoint.local import check_checkpoint
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, UnsupportedModelError
-from engine.kernels import load_kernels
 from engine.model.loader import load_model
 from engine.text.tokenizer import Tokenizer
-from tests.engine.checkpoint.gguf_files import finish, write_gguf
-from tests.engine.tiny_models import make_checkpoint
+from tests.engine.checkpoint.gguf_files import finish
 from tests.fuzz import fuzz
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 COUNTS = [0, 1, 2**16, 2**31 - 1, 2**32 - 1, 2**40, 2**63, 2**64 - 1]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    load_kernels()  # from the usual place: they would be compiled again
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gguf")
-    write_gguf(make_checkpoint("llama", folder), folder / "model.gguf", lambda name, columns: Type.F16)
-    return folder / "model.gguf"
 
 
 def refusal(act: Callable[[], Any]) -> str:
@@ -62,8 +49,8 @@ def load(path: Path) -> None:
 @pytest.mark.fuzz
 @fuzz(60)
 @given(data=st.data())
-def test_any_damage_to_a_header_is_refused_or_harmless(file: Path, tmp_path: Path, data: st.DataObject) -> None:
-    content = bytearray(file.read_bytes())
+def test_any_damage_to_a_header_is_refused_or_harmless(gguf_file: Path, tmp_path: Path, data: st.DataObject) -> None:
+    content = bytearray(gguf_file.read_bytes())
     head = head_of(content)
     for _ in range(data.draw(st.integers(0, 4))):
         at = data.draw(st.integers(0, head))
@@ -145,15 +132,15 @@ def test_unknown_architectures_types_and_settings_are_refused_by_name(tmp_path: 
     assert "rotated in part" in refused(written(tmp_path / "d.gguf", "llama", rope__dimension_count=4))
 
 
-def test_tensors_without_a_place_are_refused_by_name(file: Path, tmp_path: Path) -> None:
-    content = file.read_bytes()
+def test_tensors_without_a_place_are_refused_by_name(gguf_file: Path, tmp_path: Path) -> None:
+    content = gguf_file.read_bytes()
     path = tmp_path / "model.gguf"
     path.write_bytes(content.replace(b"blk.1.ffn_gate.weight", b"blk.1.ffn_gatx.weight"))
     assert "'blk.1.ffn_gatx.weight' has no place" in refusal(lambda: load(path))
 
 
-def test_more_layers_than_tensors_are_refused(file: Path, tmp_path: Path) -> None:
-    content = bytearray(file.read_bytes())
+def test_more_layers_than_tensors_are_refused(gguf_file: Path, tmp_path: Path) -> None:
+    content = bytearray(gguf_file.read_bytes())
     at = content.index(b"llama.block_count") + len(b"llama.block_count") + 4
     content[at : at + 4] = struct.pack("<I", 2**30)
     path = tmp_path / "model.gguf"
@@ -181,9 +168,9 @@ def split(path: Path, folder: Path, num_parts: int) -> list[Path]:
     return paths
 
 
-def test_split_files_are_one_model(file: Path, tmp_path: Path) -> None:
-    paths = split(file, tmp_path, 3)
-    whole, parts = load_model(EngineConfig(model=str(file))), load_model(EngineConfig(model=str(paths[0])))
+def test_split_files_are_one_model(gguf_file: Path, tmp_path: Path) -> None:
+    paths = split(gguf_file, tmp_path, 3)
+    whole, parts = load_model(EngineConfig(model=str(gguf_file))), load_model(EngineConfig(model=str(paths[0])))
     assert parts.weights_fingerprint == whole.weights_fingerprint
     assert f"name the first one, {paths[0].name.removesuffix('-of-00003.gguf')}" in refusal(lambda: load(paths[1]))
     paths[2].unlink()

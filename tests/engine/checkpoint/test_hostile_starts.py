@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType as Type
 
 from engine.kernels.build import cache_dir
-from tests.engine.checkpoint.gguf_files import write_gguf
 from tests.engine.checkpoint.limited_starts import BROKEN, EMBEDDED, TOO_MUCH
 from tests.engine.checkpoint.mutations import mutate
 from tests.engine.checkpoint.weight_mutations import mutate_gguf, mutate_safetensors
@@ -49,13 +47,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if path.name.startswith(("tokenizer", "generation", "chat")):
             shutil.copy(path, folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gguf")
-    write_gguf(make_checkpoint("llama", folder), folder / "model.gguf", lambda name, columns: Type.F16)
-    return folder / "model.gguf"
 
 
 def test_an_undamaged_checkpoint_starts_within_the_limits(

@@ -96,12 +96,6 @@ def run(forward: Forward, numbers: Sequence[int | None], kept: list[int] | None)
     return [forward(build_inputs(batch, BLOCK_SIZE, torch.device("cpu")), kept).logits.clone() for batch in batches]
 
 
-@pytest.fixture
-def kernels() -> None:
-    if load_kernels() is None:
-        pytest.skip("no kernels here")
-
-
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
     ("name", "dtype", "quantization"), crossed(ADAPTED, ("float32", "bfloat16"), ("none", "int8", "int4"))

@@ -14,7 +14,6 @@ from engine.attention import cpu, reference
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.kernels import load_kernels
 from engine.model.forward_choice import FAMILIES, choose_forward, decoder_parts, is_known
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward, ForwardOutput, TransformersForward
@@ -26,7 +25,7 @@ from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.served_answers import documented_types
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels")
 
 KNOWN = (
     *("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma2", "gemma3", "gpt_oss"),
@@ -38,12 +37,6 @@ KNOWN = (
 )
 KEPT: dict[str, list[int] | None] = {"all": None, "none": [], "some": [20, 3], "most": [*range(31)]}
 NUM_BLOCKS = 12
-
-
-@pytest.fixture(autouse=True)
-def kernels() -> None:
-    if load_kernels() is None:
-        pytest.skip("no kernels here")
 
 
 def cache_of(model: LoadedModel) -> KVCache:

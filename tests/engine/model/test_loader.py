@@ -46,11 +46,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    return make_checkpoint("llama", tmp_path)
-
-
 def load(path: Path | str, **settings: Any) -> LoadedModel:
     return load_model(EngineConfig(model=str(path), device="cpu", **settings))
 

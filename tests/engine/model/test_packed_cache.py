@@ -19,7 +19,6 @@ from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ModelMemoryError
 from engine.core.sampling_params import SamplingParams
-from engine.kernels import load_kernels
 from engine.model import packed_cache, packed_key
 from engine.model.decoder_parts import DecoderParts
 from engine.model.planning import paged_weights
@@ -31,7 +30,7 @@ from tests.engine.model.mtp_checkpoints import make_checkpoint_with_head
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.tiny_models import make_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels")
 
 KNOWN = (
     "llama",
@@ -49,12 +48,6 @@ KNOWN = (
     "ministral3",
 )
 MEASURED = ("load_s", "ceilings")
-
-
-@pytest.fixture(autouse=True)
-def kernels() -> None:
-    if load_kernels() is None:
-        pytest.skip("no kernels here")
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,6 @@ from engine.model.setup import load_model_runner
 from tests.engine.tiny_models import make_checkpoint
 
 
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    return make_checkpoint("llama", tmp_path)
-
-
 def load(path: Path, **settings: Any) -> None:
     load_model_runner(EngineConfig(model=str(path), device="cpu", dtype="float32", **settings))
 

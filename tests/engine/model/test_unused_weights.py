@@ -7,12 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.core.errors import ModelError
-from tests.engine.tiny_models import load_tiny, make_checkpoint
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    return make_checkpoint("llama", tmp_path)
+from tests.engine.tiny_models import load_tiny
 
 
 @pytest.mark.parametrize("name", ["q_proj.bias", "q_proj.weight_scale"])  # as beside weights of 8 bits

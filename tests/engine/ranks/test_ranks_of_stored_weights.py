@@ -3,24 +3,17 @@
 from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType as Type
 
 from engine.weights.block_weight import BlockWeight
 from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
-from tests.engine.checkpoint.gguf_files import write_gguf
+from tests.engine.checkpoint.gguf_files import in_blocks, write_gguf
 from tests.engine.checkpoint.published_checkpoints import write_published
 from tests.engine.ranks.rank_answers import check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
 from tests.engine.tiny_models import WIDE, make_checkpoint, slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
-
-
-def in_blocks(name: str, columns: int) -> Type:
-    if columns % 256:
-        return Type.F16 if columns % 32 else Type.Q8_0
-    return (Type.Q4_K, Type.Q6_K)[len(name) % 2]
 
 
 @pytest.mark.parametrize("architecture", slow_but((WIDE, "qwen3_moe"), "qwen3_moe"))

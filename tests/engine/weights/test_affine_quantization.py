@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.core.errors import ModelError
-from engine.kernels import load_kernels
-from engine.weights.affine_quantization import BITS, GROUP_SIZES, NUM_REFITS, QuantizedMatrix, dequantize, quantize
+from engine.weights.affine_quantization import GROUP_SIZES, NUM_REFITS, QuantizedMatrix, dequantize, quantize
 from engine.weights.int4_levels import Int4Matrix, to_levels
 from engine.weights.packed_weight import PackedWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
@@ -18,15 +17,6 @@ from tests.engine.weights.rounding import DISTRIBUTIONS, round_trip, weight_of
 pytestmark = pytest.mark.usefixtures("two_threads")
 
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@pytest.fixture(params=BITS.values(), ids=BITS)
-def bits(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
-def needs_kernels() -> None:
-    load_kernels() or pytest.skip("no kernels on this machine")
 
 
 def test_a_number_is_its_groups_minimum_plus_scale_times_code() -> None:
@@ -74,8 +64,8 @@ def test_integers_of_four_bits_fit_in_eight() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.usefixtures("kernels")
 def test_the_kernel_finds_the_same_codes_scales_and_minimums(distribution: str, dtype: torch.dtype, bits: int) -> None:
-    needs_kernels()
     for factor in (1.0, -1.0, 1e-38, 1e30):
         weight = (weight_of(distribution, 33, 1000) * factor).to(dtype)
         matrix = quantize(weight, bits)
@@ -86,8 +76,8 @@ def test_the_kernel_finds_the_same_codes_scales_and_minimums(distribution: str, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.usefixtures("kernels")
 def test_the_kernel_finds_the_same_levels(distribution: str, dtype: torch.dtype) -> None:
-    needs_kernels()
     for factor in (1.0, -1.0, 1e-38, 1e15, 1e30):
         weight = (weight_of(distribution, 33, 1000) * factor).to(dtype)
         matrix = quantize(weight, 4)
@@ -114,18 +104,18 @@ def test_a_tail_of_a_group_is_as_good_as_a_whole_one(bits: int) -> None:
         (TorchQuantizedWeight, 4, 4 + 16 / 32 + 16 / 256),
     ],
 )
+@pytest.mark.usefixtures("kernels")
 def test_bits_that_a_weight_takes(pack: Callable[[Tensor, int], PackedWeight], bits: int, expected: float) -> None:
-    needs_kernels()
     assert pack(torch.randn(960, 512), bits).nbytes == 960 * 512 * expected / 8
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("pack", [KernelQuantizedWeight, TorchQuantizedWeight])
 def test_a_damaged_weight_is_refused(
-    pack: type[KernelQuantizedWeight | TorchQuantizedWeight], number: float, bits: int
+    pack: type[KernelQuantizedWeight | TorchQuantizedWeight], number: float, bits: int, request: pytest.FixtureRequest
 ) -> None:
     if pack is KernelQuantizedWeight:
-        needs_kernels()
+        request.getfixturevalue("kernels")
     weight = torch.randn(40, 70).bfloat16()
     weight[7, 9] = number
     with pytest.raises(ModelError, match="damaged"):

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.ggml_formats import q4_0, q8_0
-from engine.weights.affine_quantization import BITS
 from tests.engine.weights.rounding import (
     DISTRIBUTIONS,
     relative_error,
@@ -20,11 +19,6 @@ from tests.engine.weights.rounding import (
 def same_numbers() -> None:
     """Has each test draw the same numbers, whatever ran before: other draws cross bounds on errors by chance."""
     torch.manual_seed(0)
-
-
-@pytest.fixture(params=BITS.values(), ids=BITS)
-def bits(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
 
 
 def product_errors(weight: Tensor, x: Tensor, bits: int, row_bits: int = 8) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.kernels import load_kernels
 from engine.weights import hadamard
 from engine.weights.activation_quantization import LARGEST, ROW_GROUP_SIZE, round_rows
-from engine.weights.affine_quantization import BITS, QuantizedMatrix, quantize
+from engine.weights.affine_quantization import QuantizedMatrix, quantize
 from engine.weights.batch_invariant_matmul import BatchInvariantWeight
 from engine.weights.int4_levels import Int4Matrix, to_levels
 from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
@@ -26,19 +26,10 @@ ROWS = (1, 2, 7, 8, 9, 16, 17, 33, 64, 65)
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(params=BITS.values(), ids=BITS)
-def bits(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
 @pytest.fixture(params=[(8, 8), (8, 16), (4, 8)], ids=["int8", "int8 of the head", "int4"])
 def form(request: pytest.FixtureRequest) -> tuple[int, int]:
     """Bits of a quantized weight, and of the rows that it multiplies."""
     return cast(tuple[int, int], request.param)
-
-
-def needs_kernels() -> None:
-    load_kernels() or pytest.skip("no kernels on this machine")
 
 
 class Product(Protocol):
@@ -105,24 +96,24 @@ def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.usefixtures("kernels")
 def test_products_are_those_of_integers(n: int, k: int, dtype: torch.dtype, form: tuple[int, int]) -> None:
-    needs_kernels()
     weight = torch.randn(n, k).to(dtype)
     assert_equal_products(KernelQuantizedWeight(weight, *form), IntegerReference(weight, *form))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("kernels")
 def test_large_batches_in_blocks_of_rows_and_columns_are_no_exception(
     dtype: torch.dtype, form: tuple[int, int]
 ) -> None:
-    needs_kernels()
     weight = torch.randn(300, 2200).to(dtype)
     assert_equal_products(KernelQuantizedWeight(weight, *form), IntegerReference(weight, *form), (129, 530, 1061))
 
 
 @pytest.mark.parametrize("row_bits", [8, 16])
+@pytest.mark.usefixtures("kernels")
 def test_the_largest_sums_fit(row_bits: int) -> None:
-    needs_kernels()
     weight = torch.tensor([[0.0, 255.0] * 128, [255.0] * 255 + [0.0], [-255.0] * 255 + [0.0]])
     x = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [-1.0, 1.0]]).repeat(1, 128)
     if row_bits == 8:  # so that these are what the transforms make of them
@@ -133,32 +124,32 @@ def test_the_largest_sums_fit(row_bits: int) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.usefixtures("kernels")
 def test_what_is_not_finite_stays_so(rows: int, value: float, form: tuple[int, int]) -> None:
-    needs_kernels()
     x = torch.randn(rows, 130)
     x[0, 70] = value
     result = KernelQuantizedWeight(torch.randn(5, 130), *form).multiply(x, None)
     assert not result[0].isfinite().any() and result[1:].isfinite().all()
 
 
+@pytest.mark.usefixtures("kernels")
 def test_rows_of_zeros_and_of_tiny_numbers_are_no_division_by_zero(form: tuple[int, int]) -> None:
-    needs_kernels()
     weight = torch.randn(5, 130)
     for factor in (0.0, 1e-40, 1e-37):
         result = KernelQuantizedWeight(weight, *form).multiply(torch.randn(3, 130) * factor, None)
         assert result.abs().max() <= factor * 100
 
 
+@pytest.mark.usefixtures("kernels")
 def test_rounding_of_rows_adds_little_to_the_error_of_the_weights(form: tuple[int, int]) -> None:
-    needs_kernels()
     weight, x = torch.randn(200, 1000), torch.randn(30, 1000)
     result, exact = KernelQuantizedWeight(weight, *form).multiply(x, None), x @ rounded_weight(weight, *form).T
     assert relative_error(result, exact) < {16: 0.0001, 8: 0.01}[form[1]]  # the weights' own are 0.006 and 0.09
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("kernels")
 def test_a_result_does_not_depend_on_the_number_of_threads(dtype: torch.dtype, form: tuple[int, int]) -> None:
-    needs_kernels()
     weight, x = torch.randn(500, 700).to(dtype), torch.randn(40, 700).to(dtype)
     results = []
     for num_threads in (1, 2, 5):
@@ -180,8 +171,8 @@ def test_without_kernels_torch_multiplies_with_the_same_numbers(n: int, k: int, 
     torch.testing.assert_close(quantized.multiply(x, bias), expected + bias, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_what_does_not_fit_a_packed_weight_is_refused(form: tuple[int, int]) -> None:
-    needs_kernels()
     packed = KernelQuantizedWeight(torch.randn(5, 70), *form)
     for x in (torch.randn(2, 200), torch.randn(2, 100), torch.randn(70)):  # 100 are padded to as many as 70
         with pytest.raises(RuntimeError, match="do not fit a weight"):
@@ -192,8 +183,8 @@ def test_what_does_not_fit_a_packed_weight_is_refused(form: tuple[int, int]) -> 
         packed.multiply(torch.randn(2, 70).half(), None)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_what_cannot_be_quantized_is_refused(bits: int) -> None:
-    needs_kernels()
     with pytest.raises(RuntimeError, match="8 or 4 bits"):
         torch.ops.twostep.quantize(torch.randn(2, 2), 6, 0)
     for weight in (torch.randn(3), torch.randn(0, 3), torch.randn(3, 3).half()):

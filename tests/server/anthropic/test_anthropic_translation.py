@@ -7,12 +7,8 @@ import pytest
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
-from tests.server.model_talk import THOUGHT, prompt_of, saying_tokens
+from tests.server.model_talk import THOUGHT, prompt_of, saying_tokens, turns_of
 from tests.server.tools.tool_chats import THINKING
-
-
-def turns_of(server: LiveServer) -> list[str]:
-    return prompt_of(server).split("[")[1:]
 
 
 def test_blocks_become_messages(agent: LiveServer) -> None:

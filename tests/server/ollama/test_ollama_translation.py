@@ -8,16 +8,12 @@ import pytest
 from server.chat.translated import chat_call
 from server.core.errors import BadRequestError
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.model_talk import WEATHER, prompt_of
+from tests.server.model_talk import WEATHER, prompt_of, turns_of
 from tests.server.tools.tool_chats import MARKS, THINKING
 
 USER = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": WEATHER}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
-def turns_of(server: LiveServer) -> list[str]:
-    return prompt_of(server).split("[")[1:]
 
 
 def test_messages_become_those_of_a_chat(agent: LiveServer) -> None:
