@@ -1,14 +1,18 @@
-"""Where the keys and values of an attention come from: from projections of their own, or from others'."""
+"""Where the keys, values and gates of an attention come from: from projections of their own, or from others'."""
 
 from collections.abc import MutableMapping
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["OWN_KV", "KVSource", "LentKV", "Values", "head_counts"]
+__all__ = ["OWN_KV", "Gates", "KVSource", "LentKV", "Values", "head_counts", "projected_heads"]
 
 Values = Literal["projected", "of keys", "of another layer"]
 """Values "of keys" are what keys are before they are normed and rotated; "of another layer" are keys, too."""
+
+Gates = Literal["none", "of queries", "projected"]
+"""Gates, whose sigmoids multiply what is attended to: those "of queries" follow each head in the projection of queries,
+others are projected by a layer of their own."""
 
 LentKV = MutableMapping[str, tuple[Tensor, Tensor]]
 """Keys and values [1, num_kv_heads, T, head_size] of layers that lend them, in a step, by the kind of these layers."""
@@ -21,6 +25,15 @@ def head_counts(values: Values, num_heads: int, num_kv_heads: int) -> tuple[int,
         "of keys": (num_heads, num_kv_heads),
         "of another layer": (num_heads,),
     }[values]
+
+
+def projected_heads(values: Values, gates: Gates, num_heads: int, num_kv_heads: int) -> tuple[int, ...]:
+    """Returns of how many heads each projection has columns: those of queries, keys and values, as far as there are
+    such, and of gates."""
+    query, *others = head_counts(values, num_heads, num_kv_heads)
+    if gates == "of queries":
+        return 2 * query, *others
+    return query, *others, *((num_heads,) if gates == "projected" else ())
 
 
 class KVSource(NamedTuple):

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.attention.kv_source import head_counts
+from engine.attention.kv_source import projected_heads
 from engine.model.decoder_parts import AttentionParts, LatentParts, LayerParts, MixtureParts, MlpParts
-from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, heads_by_kind, interleaved
+from engine.model.fused_modules import FusedAttention, FusedMLP
 from engine.model.fused_recurrent import FusedDeltaNet
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward
 from engine.weights.gathered_weight import own_part
 from engine.weights.linear_parts import LinearParts
+from engine.weights.merged_rows import concatenated, gates_last, heads_by_kind, interleaved
 from engine.weights.packed_weight import PackedWeight
 from engine.weights.partition import Cut
 
@@ -113,10 +114,16 @@ def _linears_of(layer: LayerParts) -> Iterator[_Linear]:
 
 
 def _linears_of_heads(attention: AttentionParts) -> Iterator[_Linear]:
-    names, sizes = [f"{attention.path}.{each}" for each in attention.names], _head_columns(attention)
-    head_size = sum(sizes) // sum(head_counts(attention.values, *attention.heads_of_all))
-    join = functools.partial(heads_by_kind, head_size=head_size) if attention.are_in_turn else concatenated
-    yield names, sizes, attention.query_key_value, join
+    heads = attention.projected_heads
+    names, head_size = [f"{attention.path}.{each}" for each in attention.names], attention.head_size
+    yield names, [each * head_size for each in heads], attention.query_key_value, _join_of(attention)
+
+
+def _join_of(attention: AttentionParts) -> Join:
+    if attention.are_in_turn:
+        return functools.partial(heads_by_kind, head_size=attention.head_size)
+    is_by_head = attention.gates == "of queries"
+    return functools.partial(gates_last, head_size=attention.head_size) if is_by_head else concatenated
 
 
 def _linears_of_latents(attention: LatentParts) -> Iterator[_Linear]:
@@ -142,12 +149,6 @@ def _beside(mixture: MixtureParts) -> Iterator[_Linear]:
 
 def _whole(linear: LinearParts, name: str) -> _Linear:
     return [name], [linear.num_columns], linear, concatenated
-
-
-def _head_columns(attention: AttentionParts) -> list[int]:
-    heads = head_counts(attention.values, *attention.heads_of_all)
-    head_size = attention.query_key_value.num_columns // sum(heads)
-    return [each * head_size for each in heads]
 
 
 def _gate_columns(is_gated: bool, num_out: int) -> list[int]:
@@ -193,8 +194,8 @@ def _targets_in(parent: nn.Module, name: str, linear: "PackedLinear") -> Iterato
 def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], Sequence[int], Join]:
     """Returns the names and output features of the layers of which a fused module made this one."""
     if isinstance(parent, FusedAttention) and name == "qkv_proj":
-        sizes = [each * parent.head_size for each in head_counts(parent.kv.values, *parent.heads_of_all)]
-        return parent.names, [sizes[0] * (1 + parent.is_gated), *sizes[1:]], parent.joined
+        heads = projected_heads(parent.kv.values, parent.gates, *parent.heads_of_all)
+        return parent.names, [each * parent.head_size for each in heads], parent.joined
     if isinstance(parent, FusedMLP) and name == "gate_up_proj":
         return parent.names, _gate_columns(parent.is_gated, num_out), interleaved
     if isinstance(parent, FusedDeltaNet) and name == "in_proj":

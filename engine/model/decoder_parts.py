@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
-from engine.attention.kv_source import Values
+from engine.attention.kv_source import Gates, Values, projected_heads
 from engine.attention.metadata import AttentionParams
 from engine.weights.kernel_experts import ExpertParts, ExpertStack
 from engine.weights.linear_parts import LinearParts
@@ -57,7 +57,7 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     key_norm: NormParts | None
     value_norm: NormParts | None
     query_key_value: LinearParts
-    """The matrix of queries, keys and values, as far as they are projected."""
+    """The matrix of queries, keys and values, as far as they are projected, and of gates."""
     num_heads: int
     num_kv_heads: int
     layer: int
@@ -77,16 +77,28 @@ class AttentionParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     """The attention's path in the checkpoint's layer."""
     are_in_turn: bool = False
     """Whether heads of queries, keys and values are in turn in the checkpoint's layer that has them all."""
+    gates: Gates = "none"
+    """Where gates of what is attended to come from."""
 
     @property
     def dtype(self) -> torch.dtype:
         return self.query_key_value.dtype
 
+    @property
+    def projected_heads(self) -> tuple[int, ...]:
+        """Numbers of heads of which each projection has columns, on all ranks together."""
+        return projected_heads(self.values, self.gates, *self.heads_of_all)
+
+    @property
+    def head_size(self) -> int:
+        return self.query_key_value.num_columns // sum(self.projected_heads)
+
     def bound(self) -> Any:
         """Returns what runs before attention."""
         norms = map(_bound, (self.norm, self.query_norm, self.key_norm, self.value_norm))
         heads = self.query_key_value.bound(), self.num_heads, self.num_kv_heads
-        return torch.classes.twostep.BeforeAttention(*norms, *heads, self.values, self.in_pairs, self.norms_last)
+        form = self.values, self.in_pairs, self.norms_last, self.gates != "none"
+        return torch.classes.twostep.BeforeAttention(*norms, *heads, *form)
 
 
 class LatentParts(msgspec.Struct, frozen=True, eq=False, tag=True):
@@ -146,9 +158,12 @@ class RouterParts(msgspec.Struct, frozen=True, eq=False):
 
     linear: LinearParts
     top_k: int
-    scoring: Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen", "sparse mixer"] = "softmax"
-    """What scores are of logits, in float32; the last three are all that there is to do: the first in the type of the
-    rows if it is not rounded to that, the second rounded to it, the third of two experts, in the type of logits."""
+    scoring: Literal[
+        "softmax", "sigmoid", "rounded sigmoid", "softmax of chosen", "sigmoid of chosen", "sparse mixer"
+    ] = "softmax"
+    """What scores are of logits, in float32, or in the type of logits if a sigmoid is rounded, as all that follows then
+    is. The last three are all that there is to do: the first in the type of the rows if it is not rounded to that, the
+    second rounded to it, the third of two experts, in the type of logits."""
     is_wide: bool = False
     """Whether logits are in float32."""
     choice_bias: Tensor | None = None

@@ -43,6 +43,7 @@ __all__ = ["FAMILIES", "choose_forward", "choose_head_forward", "decoder_parts",
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
+    "afmoe",
     "apertus",
     "arcee",
     "cohere",
@@ -230,9 +231,8 @@ def _sources_of(layers: Sequence[Any]) -> list[int | None]:
 
 
 def _embedding_scale(decoder: Any) -> float | None:
-    if causal_lm.scales_embedding(decoder):
-        return float(decoder.embedding_multiplier)
-    return code_fingerprint.embedding_scale(decoder.get_input_embeddings())
+    factor = causal_lm.embedding_factor(decoder)
+    return code_fingerprint.embedding_scale(decoder.get_input_embeddings()) if factor is None else factor
 
 
 def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:

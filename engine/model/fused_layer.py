@@ -63,6 +63,12 @@ class LayerForm(NamedTuple):
     """What adds an input of the layer's own, if it has one."""
     factor: float = 1.0
     """What its output is multiplied by."""
+    returns_pair: bool = False
+    """Whether it returns its output beside the weights of its attention, of which there are none here."""
+
+    def returned(self, output: Tensor) -> Any:
+        """Returns what the layer does when it is called."""
+        return (output, None) if self.returns_pair else output
 
 
 class FusedDecoderLayer(nn.Module):
@@ -103,8 +109,11 @@ class FusedDecoderLayer(nn.Module):
             if isinstance(part, FusedAttention | FusedMLP) and self.form.names.added is None:
                 part.leaves_sum = True
 
-    def forward(self, hidden_states: Tensor, layer_input: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, layer_input: Tensor | None = None, **kwargs: Any) -> Any:
         """Returns the output [1, T, H] for rows [1, T, H] and inputs of the layer's own [1, T, N]."""
+        return self.form.returned(self._output(hidden_states, layer_input, **kwargs))
+
+    def _output(self, hidden_states: Tensor, layer_input: Tensor | None, **kwargs: Any) -> Tensor:
         norms = self.norms
         read = hidden_states if norms.attention is None else norms.attention(hidden_states)
         mixed = _first_of(self.mixer(hidden_states=read, **kwargs))

@@ -4,21 +4,18 @@ Each replaces the module of transformers that it is made from, and has that modu
 uses it. The operators are those of `engine/kernels/layers/fused.cpp`, on CUDA of `engine/kernels/cuda/operators.py`.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from engine.attention.kv_source import OWN_KV, KVSource, LentKV, head_counts
+from engine.attention.kv_source import OWN_KV, Gates, KVSource, LentKV, head_counts
 from engine.attention.registry import AttentionCall, attend
+from engine.weights.merged_rows import concatenated, gates_last, heads_by_kind, interleaved, merged_rows, reordered
 from engine.weights.segment_sums import SegmentSums
 
-GATE_BLOCK = 16  # columns, as in engine/kernels/base/operators.h
-
 __all__ = [
-    "GATE_BLOCK",
     "FusedAttention",
     "FusedLayerNorm",
     "FusedMLP",
@@ -28,10 +25,6 @@ __all__ = [
     "HeadNorms",
     "QueryScaling",
     "Rotation",
-    "concatenated",
-    "heads_by_kind",
-    "interleaved",
-    "merged_rows",
     "names_of_head_layers",
 ]
 
@@ -210,28 +203,27 @@ class FusedAttention(nn.Module):
         norms: HeadNorms,
         rotation: Rotation,
         kv: KVSource = OWN_KV,
-        is_gated: bool = False,
+        gates: Gates = "none",
         out_name: str = "o_proj",
     ) -> None:
         """`call` is any call that `attention` made: its shapes and constants are those of all its calls.
 
         `norms` have one eps and are of one kind, each is of a head or, of queries and keys, of all heads together, or a
-        layer norm with numbers for each head. If it is gated, a head of its query projection is followed by the head's
-        gates. `out_name` is that of its last layer.
+        layer norm with numbers for each head. `out_name` is the name of its last layer.
         """
         super().__init__()
         _, self.num_heads, self.head_size = call.query.shape
-        self.num_kv_heads, self.is_gated, self.kv = call.key.shape[1], is_gated, kv
+        self.num_kv_heads, self.gates, self.kv = call.key.shape[1], gates, kv
         self.heads_of_all = self.num_heads, self.num_kv_heads
         """Numbers of heads of queries and of keys on all ranks together."""
-        self.names = names_of_head_layers(attention, len(self.head_counts))
+        self.names = names_of_head_layers(attention, len(self.head_counts), gates)
         """The layers of `attention` that are one here."""
         self.are_in_turn = self.names == ("query_key_value",)
         """Whether heads of queries, keys and values are in turn in the one layer that has them."""
         linears = [getattr(attention, name) for name in self.names]
         self.qkv_proj = linears[0] if len(linears) == 1 else merged_rows(linears, self.joined)
         if self.are_in_turn:
-            _reordered(self.qkv_proj, lambda rows: self.joined([rows]))
+            reordered(self.qkv_proj, lambda rows: self.joined([rows]))
         self.out_name = out_name
         self.o_proj, self.rotation = getattr(attention, out_name), rotation
         self.q_norm, self.k_norm, self.v_norm = norms
@@ -252,10 +244,7 @@ class FusedAttention(nn.Module):
         """Returns the rows of the projections of `names` as the merged one has them, gates last."""
         if self.are_in_turn:
             return heads_by_kind(tensors, self.head_size)
-        if not self.is_gated:
-            return concatenated(tensors)
-        heads = torch.split(tensors[0], self.head_size)
-        return torch.cat([*heads[::2], *tensors[1:], *heads[1::2]])
+        return gates_last(tensors, self.head_size) if self.gates == "of queries" else concatenated(tensors)
 
     def forward(
         self,
@@ -271,7 +260,7 @@ class FusedAttention(nn.Module):
         query, key, value = self._heads_of(qkv, tables, self.query_scales_of(position_ids))
         key, value = self.kv.exchanged(key, value, shared_kv_states)
         attended = attend(self.call.with_tensors(query, key, value)).flatten(1)  # [T, num_heads * head_size]
-        if self.is_gated:
+        if self.gates != "none":
             torch.ops.twostep.multiply_by_gates(attended, rows[:, qkv.shape[1] :], "sigmoid")
         out = _product(self.o_proj, attended, self.leaves_sum)
         return out if isinstance(out, SegmentSums) else out[None], None
@@ -341,17 +330,6 @@ def _product(linear: nn.Module, rows: Tensor, in_segments: bool) -> Tensor | Seg
     return cast("Tensor | SegmentSums", multiply(rows))
 
 
-def concatenated(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the rows of all tensors, those of the first one first: the order of a merged query, key and value."""
-    return torch.cat([*tensors])
-
-
-def interleaved(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns a block of each tensor's rows in turn: the order of a merged gate and up projection."""
-    blocks = zip(*(torch.split(tensor, GATE_BLOCK) for tensor in tensors), strict=True)
-    return torch.cat([*chain.from_iterable(blocks)])
-
-
 def _interleaved(*linears: nn.Linear) -> nn.Linear:
     """Merges layers into one that has a block of each layer's output columns in turn, as the operator `gate` reads."""
     return merged_rows(linears, interleaved)
@@ -359,42 +337,13 @@ def _interleaved(*linears: nn.Linear) -> nn.Linear:
 
 def _in_turn(linear: nn.Linear) -> None:
     """Gives a layer whose first half of output columns is the gate the order that the operator `gate` reads."""
-    _reordered(linear, lambda rows: interleaved(torch.split(rows, len(rows) // 2)))
+    reordered(linear, lambda rows: interleaved(torch.split(rows, len(rows) // 2)))
 
 
-def _reordered(linear: nn.Linear, order: Callable[[Tensor], Tensor]) -> None:
-    """Gives the rows of a layer's weight and bias another order."""
-    for name, rows in linear._parameters.items():
-        if rows is not None:
-            linear._parameters[name] = nn.Parameter(order(rows), requires_grad=False)
-
-
-def heads_by_kind(tensors: Sequence[Tensor], head_size: int) -> Tensor:
-    """Returns the rows of all tensors, which have heads of queries, keys and values in turn, with those of each kind
-    together."""
-    heads = torch.split(concatenated(tensors), head_size)
-    return torch.cat([*heads[::3], *heads[1::3], *heads[2::3]])
-
-
-def names_of_head_layers(attention: nn.Module, num_kinds: int) -> tuple[str, ...]:
-    """Returns the names of the layers that make queries, keys and values, as far as there are so many kinds, or of the
-    one that makes all."""
+def names_of_head_layers(attention: nn.Module, num_kinds: int, gates: Gates = "none") -> tuple[str, ...]:
+    """Returns the names of the layers that make queries, keys and values, as far as there are so many kinds, and gates,
+    or of the one that makes all."""
     for name in ("qkv_proj", "query_key_value"):
         if hasattr(attention, name):
             return (name,)
-    return ("q_proj", "k_proj", "v_proj")[:num_kinds]
-
-
-def merged_rows(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:
-    """Merges the layers into the first one; all others lose their weights."""
-    first = linears[0]
-    if any(linear.bias is not None for linear in linears):
-        first.bias = nn.Parameter(join([_bias_of(linear) for linear in linears]), requires_grad=False)
-    weights = [linear._parameters.pop("weight") for linear in linears]
-    first.weight = nn.Parameter(join(weights), requires_grad=False)
-    first.out_features = len(first.weight)
-    return first
-
-
-def _bias_of(linear: nn.Linear) -> Tensor:
-    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+    return *("q_proj", "k_proj", "v_proj")[:num_kinds], *(("gate_proj",) if gates == "projected" else ())

@@ -14,7 +14,7 @@ from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.mamba2_scan import Mamba2Scan
 from engine.mixers.registry import advance
 from engine.mixers.short_convolution import ShortConvolution
-from engine.model.fused_modules import concatenated, merged_rows
+from engine.weights.merged_rows import concatenated, merged_rows
 
 __all__ = ["FusedDeltaNet", "FusedMamba2", "FusedRecurrent", "FusedShortConvolution", "names_of_projections"]
 

@@ -19,7 +19,7 @@ from transformers.activations import (
     XIELUActivation,
 )
 
-from engine.attention.kv_source import OWN_KV, head_counts
+from engine.attention.kv_source import OWN_KV, head_counts, projected_heads
 from engine.attention.registry import AttentionCall
 from engine.model.fused_layer import FusedDecoderLayer, LayerForm, LayerInput
 from engine.model.fused_modules import (
@@ -222,13 +222,13 @@ def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall], on_cpu: 
     norms = _head_norms(module, call) if has_norms else HeadNorms()
     if norms is None or not (on_cpu or _is_for_cuda(module, rotation)):
         return None
-    gates, out_name = code_fingerprint.gates_output(module), code_fingerprint.name_of_output(module)
+    gates, out_name = code_fingerprint.gates_of(module), code_fingerprint.name_of_output(module)
     return FusedAttention(module, call, norms, rotation, kv_source_of(module), gates, out_name)
 
 
 def _is_for_cuda(attention: nn.Module, rotation: Rotation) -> bool:
     """Whether the operators on CUDA do what the attention does between its products."""
-    is_whole = rotation.is_applied and not rotation.is_partial and not code_fingerprint.gates_output(attention)
+    is_whole = rotation.is_applied and not rotation.is_partial and code_fingerprint.gates_of(attention) == "none"
     is_all = not rotation.norms_last and rotation.scaling is None and kv_source_of(attention) == OWN_KV
     return is_whole and is_all and not rotation.is_wide and not code_fingerprint.norms_all_heads(attention)
 
@@ -268,16 +268,15 @@ def _fits_heads(attention: nn.Module, norm: FusedNorm, heads: Tensor) -> bool:  
 def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
     """Whether all heads have one even size, and the projections have as many output columns as the call's tensors."""
     heads = call.query.shape[1], call.key.shape[1]
-    counts = head_counts(kv_source_of(attention).values, *heads)
-    names = names_of_head_layers(attention, len(counts))
+    values, gates = kv_source_of(attention).values, code_fingerprint.gates_of(attention)
+    names = names_of_head_layers(attention, len(head_counts(values, *heads)), gates)
     if (
         not _are_linear(attention, *names, code_fingerprint.name_of_output(attention))
         or len({part.shape[2] for part in call[:3]}) > 1
     ):
         return False
     sizes = [cast(nn.Linear, getattr(attention, name)).out_features for name in names]
-    columns = [count * call.query.shape[2] for count in counts]
-    columns[0] *= 1 + code_fingerprint.gates_output(attention)
+    columns = [count * call.query.shape[2] for count in projected_heads(values, gates, *heads)]
     return call.query.shape[2] % 2 == 0 and sizes == ([sum(columns)] if len(names) == 1 < len(columns) else columns)
 
 

@@ -110,14 +110,15 @@ class KernelDecoderLayer(nn.Module):
         position_ids: Tensor | None = None,  # [1, T]
         shared_kv_states: LentKV | None = None,
         **_: Any,
-    ) -> Tensor:
+    ) -> Any:
         if are_rows_adapted():
             told = {"position_embeddings": position_embeddings, "position_ids": position_ids, "attention_mask": None}
-            return cast(Tensor, self.layer(hidden_states, layer_input, **told, shared_kv_states=shared_kv_states))
+            return self.layer(hidden_states, layer_input, **told, shared_kv_states=shared_kv_states)
         tables = *self.rotation.tables_of(position_embeddings, hidden_states), self._query_scales_of(position_ids)
-        query, key, value = self._run_before(hidden_states, *tables)
+        query, key, value, gates = self._run_before(hidden_states, *tables)
         attended = attend(self._call.with_tensors(query, *self._exchanged(key, value, shared_kv_states)))
-        return cast(Tensor, self._run_after(hidden_states, self._finished(attended), layer_input))
+        output = self._run_after(hidden_states, self._finished(attended), gates, layer_input)
+        return self.layer.form.returned(output)
 
     def _attention_parts(self, layer: FusedDecoderLayer) -> AttentionParts | LatentParts:
         return _attention_parts(layer)
@@ -182,10 +183,11 @@ class KernelRecurrentLayer(nn.Module):
         self._mix = mixer.mix
         self._run_after = _after_parts(layer, mixer.out_proj, "out_proj").bound().run
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:  # [1, T, H] -> [1, T, H]
         if are_rows_adapted():
-            return cast(Tensor, self.layer(hidden_states, **kwargs))
-        return cast(Tensor, self._run_after(hidden_states, self._mix(self._run_before(hidden_states)), None))
+            return self.layer(hidden_states, **kwargs)
+        output = self._run_after(hidden_states, self._mix(self._run_before(hidden_states)), None, None)
+        return self.layer.form.returned(output)
 
 
 def _kernel_layer(module: nn.Module) -> nn.Module | None:
@@ -213,9 +215,8 @@ def _is_recurrence_known(layer: FusedDecoderLayer) -> bool:
 
 
 def _is_attention_known(attention: nn.Module) -> bool:
-    if not isinstance(attention, FusedAttention) or attention.is_gated:
-        return False
-    return is_known_linear(attention.qkv_proj) and is_known_linear(attention.o_proj)
+    is_known = isinstance(attention, FusedAttention) and is_known_linear(attention.qkv_proj)
+    return is_known and is_known_linear(attention.o_proj)
 
 
 def _attention_parts(layer: FusedDecoderLayer) -> AttentionParts:
@@ -237,6 +238,7 @@ def _attention_parts(layer: FusedDecoderLayer) -> AttentionParts:
         attention.heads_of_all,
         layer.form.mixer,
         attention.are_in_turn,
+        attention.gates,
     )
 
 

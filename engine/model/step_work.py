@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,10 +88,11 @@ def _number(text_config: PreTrainedConfig, names: Sequence[str]) -> float | None
 
 
 def _last_layer(module: PreTrainedModel) -> KernelDecoderLayer | None:
-    """Returns the last layer if kernels run it: for tokens without logits, they compute its keys and values only."""
+    """Returns the last layer if kernels run all: for tokens without logits, they compute its keys and values only."""
     layers = getattr(causal_lm.decoder_of(module), "layers", None)
-    last = layers[-1] if isinstance(layers, nn.ModuleList) and len(layers) > 0 else None
-    return last if isinstance(last, KernelDecoderLayer) else None
+    kinds = {type(layer) for layer in layers} if isinstance(layers, nn.ModuleList) else set()
+    are_known = bool(kinds) and all(issubclass(kind, KernelDecoderLayer) for kind in kinds)
+    return cast(Any, layers)[-1] if are_known else None
 
 
 def _attention_sizes(

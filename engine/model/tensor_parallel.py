@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.stored_tensor import as_stored
 from engine.core.errors import ConfigError, ModelError
-from engine.model.fused_modules import GATE_BLOCK, FusedAttention, FusedMLP
+from engine.model.fused_modules import FusedAttention, FusedMLP
 from engine.model.known import causal_lm, code_fingerprint
 from engine.weights.gathered_embedding import GatheredEmbedding
 from engine.weights.linear import is_linear
+from engine.weights.merged_rows import GATE_BLOCK
 from engine.weights.moe import is_experts
 from engine.weights.partition import Cut, even_cut, head_parts, starts_of
 from engine.weights.rank_group import RankGroup
@@ -68,8 +69,7 @@ def cut_modules(module: PreTrainedModel, group: RankGroup) -> dict[nn.Module, Cu
 
 def _can_be_cut(attention: FusedAttention) -> bool:
     has_own_kv = attention.kv.values == "projected" and not attention.kv.lends
-    is_plain = attention.call.params.sinks is None and not attention.is_gated
-    return has_own_kv and is_plain and attention.norms_each_head
+    return has_own_kv and attention.call.params.sinks is None and attention.norms_each_head
 
 
 def _cut_embedding(module: PreTrainedModel, group: RankGroup) -> None:
@@ -83,10 +83,12 @@ def _cut_attention(attention: FusedAttention, group: RankGroup) -> dict[nn.Modul
     size, num_heads, num_kv_heads = attention.head_size, attention.num_heads, attention.num_kv_heads
     parts = head_parts(num_heads, num_kv_heads, group.size)
     own = parts[group.rank]
-    # rows of the joined weight: queries, keys, values, head by head
+    # rows of the joined weight: queries, keys, values and gates, head by head
+    num_others = num_heads + 2 * num_kv_heads
+    kinds = [(0, own.query), (num_heads, own.kv), (num_heads + num_kv_heads, own.kv), (num_others, own.query)]
     rows = tuple(
         slice((before + heads.start) * size, (before + heads.stop) * size)
-        for before, heads in ((0, own.query), (num_heads, own.kv), (num_heads + num_kv_heads, own.kv))
+        for before, heads in kinds[: 3 if attention.gates == "none" else 4]
     )
     starts = [part.query.start * size for part in parts] + [num_heads * size]
     attention.num_heads, attention.num_kv_heads = len(own.query), len(own.kv)

@@ -32,6 +32,14 @@ _GROUPS: dict[str, Any] = {
 
 # name -> (config class, its own settings)
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
+    "afmoe": (
+        "AfmoeConfig",
+        {
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_shared_experts": 1},
+            **{"num_dense_layers": 1, "route_scale": 1.5, "mup_enabled": True, "head_dim": 12},
+            **{"sliding_window": 12, "layer_types": [_WINDOW, _FULL, _WINDOW]},
+        },
+    ),
     "granitemoe": ("GraniteMoeConfig", _GRANITE_MOE),
     "granitemoeshared": ("GraniteMoeSharedConfig", {**_GRANITE_MOE, "shared_intermediate_size": 40}),
     "granite_swa": ("GraniteSWAConfig", _BY_LAYER),
@@ -145,3 +153,30 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent_gemma": ("RecurrentGemmaConfig", {"attention_window_size": 12}),
 }
 """Those whose recurrent layers are replaced as a whole."""
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bamba": (
+        "BambaConfig",
+        {
+            **{"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 12},
+            "mamba_n_groups": 2,
+        },
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        {
+            **{"layer_types": ["linear_attention", _FULL, "linear_attention"], "head_dim": 16},
+            **{"linear_key_head_dim": 12, "linear_value_head_dim": 20},
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **{"layer_types": ["conv", _FULL, "conv"], "num_dense_layers": 1, "num_experts": 4},
+            **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "routed_scaling_factor": 1.5},
+        },
+    ),
+}
+"""Those with recurrent layers, of which all are fused."""

@@ -102,6 +102,10 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "granitemoe_swa": (0.021, 0.021, 0.13),
     "cohere2_moe": (0.012, 0.028, 0.21),
     "cohere2_moe_sigmoid": (0.036, 0.063, 0.25),
+    "afmoe": (0.07, 0.077, 0.36),  # of bfloat16 0.08 with AVX2, 0.053 with AMX
+    "bamba": (0.012, 0.024, 0.22),
+    "qwen3_5_moe": (0.079, 0.14, 0.6),
+    "lfm2_moe": (0.056, 0.07, 0.32),
     "deepseek_v32": (0.29, 0.35, 0.72),  # rounded index keys choose other positions
     "glm_moe_dsa": (0.2, 0.27, 0.56),
     "wide": (0.013, 0.033, 0.28),

@@ -36,7 +36,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.window_groups import window_groups
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import fake_info
-from tests.engine.further_configs import FURTHER, RECURRENT
+from tests.engine.further_configs import FURTHER, HYBRIDS, RECURRENT
 from tests.engine.gemma4_configs import GEMMA4
 
 VOCAB_SIZE = 199
@@ -193,10 +193,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     **GEMMA4,
     **FURTHER,
     **RECURRENT,
+    **HYBRIDS,
     "deepseek_v32": ("DeepseekV32Config", _DSA),
     "glm_moe_dsa": ("GlmMoeDsaConfig", {"indexer_types": ["full", "shared", "full"], **_DSA}),
 }
-WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba", "minimax", "recurrent_gemma"})
+WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba", *RECURRENT, *HYBRIDS})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
 SPARSE = frozenset({"deepseek_v32", "glm_moe_dsa"})
 """Those with attention to 8 chosen positions."""
@@ -213,6 +214,7 @@ ALIKE = frozenset(
         "nemotron",
         "arcee",
         *FURTHER,
+        *HYBRIDS,
     )
 )
 """Those whose parts are nearly all those of others, so that most tests of them are slow."""
@@ -262,7 +264,7 @@ def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
             if parameter.dim() > 1 or "sinks" in key or "bias" in key:
                 parameter.normal_(std=std)
         for key, buffer in model.named_buffers():
-            if "e_score_correction_bias" in key:
+            if "e_score_correction_bias" in key or "expert_bias" in key:
                 buffer.normal_(std=std)
             if "layer_scalar" in key:
                 buffer.uniform_(0.6, 1.4)

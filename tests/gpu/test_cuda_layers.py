@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from engine.model import fused_modules
+from engine.weights import merged_rows
 from engine.weights.segment_sums import SegmentSums
 from tests.gpu.cross_compile import Usage, assert_fit, compiled
 
@@ -159,7 +159,7 @@ def test_rotary_tables_are_those_of_the_plain_module(
 
 
 def interleaved(gate: Tensor, up: Tensor) -> Tensor:
-    return fused_modules.interleaved((gate.t(), up.t())).t()
+    return merged_rows.interleaved((gate.t(), up.t())).t()
 
 
 @pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, (*SIZES, 1100))])
@@ -265,7 +265,7 @@ def test_what_does_not_fit_is_refused(layers: Any, triton_device: torch.device) 
 
 
 def test_gate_and_up_alternate_as_in_merged_weights(layers: Any) -> None:
-    assert layers.GATE_BLOCK == fused_modules.GATE_BLOCK
+    assert layers.GATE_BLOCK == merged_rows.GATE_BLOCK
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ struct Attention : torch::CustomClassHolder {
   at::Tensor normed(const at::Tensor& x) const { return input_norm ? (**input_norm)(x) : x; }
 
   // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated; the latter
-  // are none if they are another layer's
+  // are none if they are another layer's; and gates, if there are some
   virtual Heads project(const at::Tensor& normed, const Angles& angles, Workspace& work,
                         const AdapterRows& rows) const = 0;
 

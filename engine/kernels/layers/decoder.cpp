@@ -29,15 +29,15 @@
 namespace twostep {
 namespace {
 
-// x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
+// x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], and gates
 template <class Kind>
-std::tuple<at::Tensor, OptionalTensor, OptionalTensor> before_attention(const Ref<Kind>& layer, const at::Tensor& x,
-                                                                        const at::Tensor& cos, const at::Tensor& sin,
-                                                                        const OptionalTensor& query_scales) {
+std::tuple<at::Tensor, OptionalTensor, OptionalTensor, OptionalTensor> before_attention(
+    const Ref<Kind>& layer, const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+    const OptionalTensor& query_scales) {
   Workspace work;
+  const auto if_any = [](const at::Tensor& rows) { return rows.defined() ? OptionalTensor(rows) : std::nullopt; };
   const Heads heads = layer->project(layer->normed(x[0]), {cos, sin, query_scales}, work, {});
-  if (!heads.key.defined()) return {heads.query, std::nullopt, std::nullopt};
-  return {heads.query, heads.key, heads.value};
+  return {heads.query, if_any(heads.key), if_any(heads.value), if_any(heads.gates)};
 }
 
 // attended [T, num_heads, size of a latent] -> [T, num_heads * size of a value]
@@ -45,11 +45,13 @@ at::Tensor finish_latents(const Ref<LatentAttention>& layer, const at::Tensor& a
   return layer->finished(attended.flatten(1), {});
 }
 
-// x [1, T, H], attended [T, num_heads, head_size], layer_input [1, T, N] -> the layer's output [1, T, H]
+// x [1, T, H], attended [T, num_heads, head_size], which gates multiply in its place, layer_input [1, T, N] -> the
+// layer's output [1, T, H]
 at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x, const at::Tensor& attended,
-                           const OptionalTensor& layer_input) {
+                           const OptionalTensor& gates, const OptionalTensor& layer_input) {
   Workspace work;
-  const auto [residual, added] = (*layer)(x[0], attended.flatten(1), work, {});
+  const at::Tensor mixed = gated(attended.flatten(1), gates.value_or(at::Tensor()));
+  const auto [residual, added] = (*layer)(x[0], mixed, work, {});
   if (!layer->end) return (residual + added).unsqueeze(0);
   const OptionalTensor input = layer_input ? OptionalTensor((*layer_input)[0]) : std::nullopt;
   return (**layer->end)(residual, added, input, work, {}).unsqueeze(0);
@@ -241,7 +243,7 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
     const Layer& layer = *decoder->layers[i];
     const auto number = static_cast<int64_t>(i);
     if (std::find(recorded.begin(), recorded.end(), number) != recorded.end()) inputs.push_back(x.clone());
-    auto [query, key, value] = layer.before->project(normed, angles[layer.rotation], work, rows);
+    auto [query, key, value, gates] = layer.before->project(normed, angles[layer.rotation], work, rows);
     if (layer.source) key = lent[*layer.source].key, value = lent[*layer.source].value;
     if (decoder->lends[i]) lent[i] = {{}, key.clone(), value.clone()};
     write_kv(key, value, layer.keys, layer.values, slot_mappings.at(layer.group));
@@ -249,6 +251,7 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
     if (kept && i == last_of_all) {  // of other tokens only keys and values are needed
       x = take_rows(x, *kept);
       query = take_rows(query.flatten(1), *kept).view({kept->numel(), query.size(1), query.size(2)});
+      if (gates.defined()) gates = take_rows(gates, *kept);
       sequences = sequences.of_tokens(*kept, positions);
       rows = rows.taken(*kept);
       if (of_layers) of_layers = take_rows(*of_layers, *kept);
@@ -258,7 +261,8 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
         paged_attention(query, layer.keys, layer.values, sequences.block_tables.at(layer.group),
                         sequences.cu_seqlens_q, sequences.context_lens, layer.scaling, layer.sliding_window,
                         layer.softcap, layer.sinks, work.attended);
-    const auto [residual, added] = (*layer.after)(x, layer.before->finished(attended, work), work, rows);
+    const at::Tensor mixed = gated(layer.before->finished(attended, work), gates);
+    const auto [residual, added] = (*layer.after)(x, mixed, work, rows);
     const OptionalNorm next = decoder->norm_before(i + 1);
     const Buffer& to = is_last ? returned : work.normed;
     if (layer.after->end) {
@@ -285,7 +289,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<Norm>("Norm").def(torch::init<at::Tensor, double, bool, OptionalTensor>());
   library.class_<BeforeAttention>("BeforeAttention")
       .def(torch::init<OptionalNorm, OptionalNorm, OptionalNorm, OptionalNorm, Ref<Linear>, int64_t, int64_t,
-                       std::string, bool, bool>())
+                       std::string, bool, bool, bool>())
       .def("run", &before_attention<BeforeAttention>);
   library.class_<LatentAttention>("LatentAttention")
       .def(torch::init<OptionalNorm, std::optional<Ref<Linear>>, OptionalNorm, Ref<Linear>, Ref<Linear>, Ref<Norm>,

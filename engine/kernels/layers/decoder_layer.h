@@ -19,6 +19,7 @@
 #include "layers/layer_end.h"
 #include "layers/modules.h"
 #include "layers/rotary.h"
+#include "recurrent/operators.h"
 
 namespace twostep {
 
@@ -34,18 +35,19 @@ inline Values values_named(const std::string& name) {
 
 struct BeforeAttention : Attention {
   OptionalNorm query_norm, key_norm, value_norm;
-  Ref<Linear> qkv;  // of queries alone, or of queries and keys, where there is nothing else to project
+  Ref<Linear> qkv;  // of queries alone, or of queries and keys, where there is nothing else to project; and of gates
   int64_t num_heads, num_kv_heads;
   Values values;
   bool in_pairs;    // whether neighbours are rotated
   bool norms_last;  // whether what is rotated is normed, and not the other way round
+  bool is_gated;    // whether the last columns of `qkv`, as many as those of queries, are gates
 
   BeforeAttention(OptionalNorm input_norm, OptionalNorm query_norm, OptionalNorm key_norm, OptionalNorm value_norm,
                   Ref<Linear> qkv, int64_t num_heads, int64_t num_kv_heads, const std::string& values, bool in_pairs,
-                  bool norms_last)
+                  bool norms_last, bool is_gated)
       : Attention(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
         value_norm(std::move(value_norm)), qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads),
-        values(values_named(values)), in_pairs(in_pairs), norms_last(norms_last) {
+        values(values_named(values)), in_pairs(in_pairs), norms_last(norms_last), is_gated(is_gated) {
     const auto is_centered = [](const auto& norm) { return norm && (*norm)->is_centered; };
     const bool are_centered = is_centered(this->query_norm);
     TORCH_CHECK(are_centered == is_centered(this->key_norm), "norms of queries and keys are of one kind");
@@ -59,7 +61,18 @@ struct BeforeAttention : Attention {
 
   Heads project(const at::Tensor& normed, const Angles& angles, Workspace& work,
                 const AdapterRows& rows) const override {
-    at::Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
+    const at::Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
+    if (!is_gated) return heads_of(all, angles, work);
+    const int64_t num_projected = num_heads + num_kv_heads * num_of_kv();
+    const int64_t size = all.size(1) / (num_projected + num_heads);
+    Heads heads = heads_of(all.narrow(1, 0, num_projected * size), angles, work);
+    heads.gates = all.narrow(1, num_projected * size, num_heads * size);
+    return heads;
+  }
+
+ private:
+  // Splits the rows of the projection, and norms and rotates their heads.
+  Heads heads_of(at::Tensor all, const Angles& angles, Workspace& work) const {
     if (values == Values::kOfKeys) return with_values_of_keys(all, angles);
     const int64_t kv_heads = values == Values::kProjected ? num_kv_heads : 0;
     rotate(all, angles, num_heads, kv_heads, query_norm, key_norm, angles.query_scales);
@@ -69,7 +82,9 @@ struct BeforeAttention : Attention {
     return heads;
   }
 
- private:
+  // Of keys and values, how many are projected.
+  int64_t num_of_kv() const { return values == Values::kProjected ? 2 : values == Values::kOfKeys ? 1 : 0; }
+
   // Queries and keys lie in the columns of `all`. Values are what keys are before they are normed and rotated.
   Heads with_values_of_keys(const at::Tensor& all, const Angles& angles) const {
     const int64_t num_both = num_heads + num_kv_heads;
@@ -100,6 +115,12 @@ struct BeforeAttention : Attention {
     norm_heads(rows.view({rows.size(0), all, -1}).narrow(1, first, count), norm.weight, norm.bias, norm.eps);
   }
 };
+
+// attended [T, N], gates [T, N], if there are some -> what is attended to times their sigmoids, in its place
+inline at::Tensor gated(const at::Tensor& attended, const at::Tensor& gates) {
+  if (gates.defined()) recurrent::multiply_by_gates(attended, gates, "sigmoid");
+  return attended;
+}
 
 struct AfterAttention : torch::CustomClassHolder {
   Ref<Linear> attention_out;

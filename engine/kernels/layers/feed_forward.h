@@ -100,7 +100,7 @@ struct Mlp : FeedForward {
 
 // Chooses experts of each row and weighs them, by torch's own operators.
 struct Router : torch::CustomClassHolder {
-  enum class Scoring { kSoftmax, kSigmoid, kSoftmaxOfChosen, kSigmoidOfChosen, kSparseMixer };
+  enum class Scoring { kSoftmax, kSigmoid, kRoundedSigmoid, kSoftmaxOfChosen, kSigmoidOfChosen, kSparseMixer };
 
   Ref<Linear> weight;
   int64_t num_chosen;
@@ -138,8 +138,7 @@ struct Router : torch::CustomClassHolder {
       const at::Tensor weights = at::sigmoid(largest.to(at::kFloat)).to(normed.scalar_type());
       return {experts, is_normalized ? weights / weights.sum(-1, true) : weights};
     }
-    const bool is_sigmoid = scoring == Scoring::kSigmoid;
-    const at::Tensor scores = is_sigmoid ? at::sigmoid(logits.to(at::kFloat)) : at::softmax(logits, -1, at::kFloat);
+    const at::Tensor scores = scores_of(logits);
     auto [weights, experts] = at::topk(of_choice(scores), num_chosen, -1, true, is_sorted);
     if (choice_bias) weights = scores.gather(1, experts);
     if (is_normalized) weights.div_(weights.sum(-1, true).add_(sum_offset).clamp_min_(least_sum));
@@ -152,10 +151,16 @@ struct Router : torch::CustomClassHolder {
   static Scoring scoring_named(const std::string& name) {
     if (name == "softmax") return Scoring::kSoftmax;
     if (name == "sigmoid") return Scoring::kSigmoid;
+    if (name == "rounded sigmoid") return Scoring::kRoundedSigmoid;
     if (name == "sigmoid of chosen") return Scoring::kSigmoidOfChosen;
     if (name == "sparse mixer") return Scoring::kSparseMixer;
     TORCH_CHECK(name == "softmax of chosen", "the scoring ", name, " is not known");
     return Scoring::kSoftmaxOfChosen;
+  }
+
+  at::Tensor scores_of(const at::Tensor& logits) const {  // [T, N] -> [T, N]
+    if (scoring == Scoring::kSoftmax) return at::softmax(logits, -1, at::kFloat);
+    return at::sigmoid(scoring == Scoring::kSigmoid ? logits.to(at::kFloat) : logits);
   }
 
   // scores [T, N] -> those by which experts are chosen: in groups whose two best have the largest sums, if not in all

@@ -113,6 +113,7 @@ inline std::tuple<at::Tensor, at::Tensor> add_and_norm(const OptionalNorm& norm,
 // Splits rows that have the heads of queries, keys and values side by side: [T, heads, head_size] each.
 struct Heads {
   at::Tensor query, key, value;
+  at::Tensor gates = {};  // [T, num_heads * head_size], whose sigmoids multiply what is attended to, if there are some
 };
 
 // Intermediate results of a layer, which the next layer overwrites.

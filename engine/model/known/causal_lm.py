@@ -17,6 +17,7 @@ from engine.model.known.same_code import is_like, is_of
 __all__ = [
     "caps_logits",
     "decoder_of",
+    "embedding_factor",
     "final_norm",
     "hidden_divisor",
     "is_causal_lm",
@@ -24,7 +25,6 @@ __all__ = [
     "logits_scale",
     "path_of_layers",
     "rotary_embeddings",
-    "scales_embedding",
 ]
 
 _DECODERS = (
@@ -51,7 +51,7 @@ _FURTHER_DECODERS = (
     *("minimax_m2.MiniMaxM2Model", "exaone_moe.ExaoneMoeModel", "hy_v3.HYV3Model", "mellum.MellumModel"),
     *("flex_olmo.FlexOlmoModel", "deepseek_v3.DeepseekV3Model", "glm4_moe_lite.Glm4MoeLiteModel"),
     *("deepseek_v2.DeepseekV2Model", "stablelm.StableLmModel", "persimmon.PersimmonModel", "llama4.Llama4TextModel"),
-    "cohere2_moe.Cohere2MoeModel",
+    *("cohere2_moe.Cohere2MoeModel", "afmoe.AfmoeModel"),
 )
 _DROPPING = {"gpt_neox.GPTNeoXModel": "emb_dropout", "phi.PhiModel": "embed_dropout"}
 """Decoders with a dropout behind their embedding, and its name."""
@@ -77,7 +77,7 @@ _FURTHER_FOR_CAUSAL_LM = (
     *("exaone_moe.ExaoneMoeForCausalLM", "hy_v3.HYV3ForCausalLM"),
     *("deepseek_v3.DeepseekV3ForCausalLM", "glm4_moe_lite.Glm4MoeLiteForCausalLM"),
     *("deepseek_v2.DeepseekV2ForCausalLM", "gpt_neox.GPTNeoXForCausalLM", "stablelm.StableLmForCausalLM"),
-    *("persimmon.PersimmonForCausalLM", "llama4.Llama4ForCausalLM"),
+    *("persimmon.PersimmonForCausalLM", "llama4.Llama4ForCausalLM", "afmoe.AfmoeForCausalLM"),
 )
 
 
@@ -99,7 +99,7 @@ def is_decoder(module: nn.Module) -> bool:
     if is_of(module, *_DROPPING):
         dropout: nn.Module = next(getattr(module, name) for kind, name in _DROPPING.items() if is_of(module, kind))
         return is_like(dropout, nn.Dropout) and not dropout.training
-    return is_like(module, *_DECODERS) or is_of(module, *_FURTHER_DECODERS) or scales_embedding(module)
+    return is_like(module, *_DECODERS) or is_of(module, *_FURTHER_DECODERS, *_SCALING_EMBEDDINGS)
 
 
 def final_norm(decoder: nn.Module) -> nn.Module:
@@ -117,9 +117,11 @@ def rotary_embeddings(decoder: Any) -> list[Any]:
     return [by_theta[theta] if theta else decoder.rotary_emb for theta in thetas]
 
 
-def scales_embedding(module: nn.Module) -> bool:
-    """Whether the module is a decoder that multiplies what its embedding gives by `embedding_multiplier`."""
-    return is_of(module, *_SCALING_EMBEDDINGS)
+def embedding_factor(decoder: Any) -> float | None:
+    """Returns what a known decoder multiplies by what its embedding gives."""
+    if is_of(decoder, "afmoe.AfmoeModel"):
+        return float(decoder.config.hidden_size**0.5) if decoder.config.mup_enabled else None
+    return float(decoder.embedding_multiplier) if is_of(decoder, *_SCALING_EMBEDDINGS) else None
 
 
 def is_causal_lm(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
+from engine.attention.kv_source import Gates
 from engine.model.known.kv_sources import SHARING_KEYS
 from engine.model.known.rotations import (
     NORMING_LAST,
@@ -31,7 +32,7 @@ from engine.model.known.same_code import is_like, is_of, is_same, loaded_code
 
 __all__ = [
     "embedding_scale",
-    "gates_output",
+    "gates_of",
     "is_attention",
     "is_attention_with_norms",
     "is_complex_rotary_embedding",
@@ -96,6 +97,7 @@ _GATING_OUTPUT = (
     *("qwen3_5.Qwen3_5Attention", "qwen3_5_moe.Qwen3_5MoeAttention"),
     "qwen3_next.Qwen3NextAttention",
 )
+_WITH_GATE_PROJECTION = ("afmoe.AfmoeAttention",)
 _WITH_LAYERNORMS = ("lfm2.Lfm2Attention", "lfm2_moe.Lfm2MoeAttention")
 _WIDE_ROTARY_EMBEDDINGS = (
     *("olmo2.Olmo2RotaryEmbedding", "ernie4_5.Ernie4_5RotaryEmbedding"),
@@ -275,7 +277,8 @@ def is_attention_with_norms(module: nn.Module) -> bool:
             "apertus.ApertusAttention",
             *SHARING_KEYS,
         ),
-        *(*_NORMING_ALL_HEADS, *NORMING_LAST, *_GATING_OUTPUT, *_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
+        *(*_NORMING_ALL_HEADS, *NORMING_LAST, *_GATING_OUTPUT, *_WITH_GATE_PROJECTION),
+        *(*_WITH_LAYERNORMS, "lfm3.Lfm3Attention"),
     )
     by_settings = _has_norms_by_settings(module)
     is_known = is_like(module, modeling_qwen3.Qwen3Attention) or is_of(module, *kinds) or by_settings
@@ -322,9 +325,11 @@ def _does_more(attention: Any) -> bool:
     return is_of(attention, *_CLIPPING) and attention.config.clip_qkv is not None
 
 
-def gates_output(attention: nn.Module) -> bool:
-    """Whether the sigmoids of a part of an attention's query projection multiply what is attended to."""
-    return is_of(attention, *_GATING_OUTPUT)
+def gates_of(attention: nn.Module) -> Gates:
+    """Returns where an attention's gates come from, whose sigmoids multiply what is attended to."""
+    if is_of(attention, *_GATING_OUTPUT):
+        return "of queries"
+    return "projected" if is_of(attention, *_WITH_GATE_PROJECTION) else "none"
 
 
 def norms_all_heads(module: nn.Module) -> bool:

@@ -34,8 +34,12 @@ _NORMS_AROUND = LayerNorms(
 _NORMS_AROUND_AS_GLM4 = LayerNorms(
     "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
 )
+_NORMS_AROUND_AS_AFMOE = LayerNorms(
+    "input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"
+)
 _NORMS_AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _NORMS_OF_OPERATOR = LayerNorms("operator_norm", None, "ffn_norm", None)
+_NORMS_BEFORE_AS_BAMBA = LayerNorms("input_layernorm", None, "pre_ff_layernorm", None)
 _NORMS_AROUND_OPERATOR = LayerNorms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm")
 _OWN_INPUT = LayerInput("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
 _BESIDE = ExpertsBeside(
@@ -115,7 +119,13 @@ def _form_around_operator(layer: Any) -> LayerForm:
     return LayerForm(names, mixer="self_attn" if layer.is_attention_layer else "conv", ffn="feed_forward")
 
 
+def _form_of_bamba(layer: Any) -> LayerForm:
+    mixer = "mamba" if layer.block_type == "linear_attention" else "self_attn"
+    return LayerForm(_NORMS_BEFORE_AS_BAMBA, mixer=mixer, ffn="feed_forward", returns_pair=True)
+
+
 _VARYING: dict[str, Callable[[Any], LayerForm | None]] = {
+    "afmoe.AfmoeDecoderLayer": lambda _: LayerForm(_NORMS_AROUND_AS_AFMOE),
     "llama4.Llama4TextDecoderLayer": lambda _: LayerForm(_NORMS_BEFORE, ffn="feed_forward"),
     "gpt_neox.GPTNeoXLayer": _form_of_gpt_neox,
     "phi.PhiDecoderLayer": _form_of_phi,
@@ -130,6 +140,7 @@ _VARYING: dict[str, Callable[[Any], LayerForm | None]] = {
     "granitemoeshared.GraniteMoeSharedDecoderLayer": _form_with_mixture,
     "granitemoe_swa.GraniteMoeSWADecoderLayer": _form_with_mixture,
     "granitemoehybrid.GraniteMoeHybridDecoderLayer": _form_beside_shared_mlp,
+    "bamba.BambaDecoderLayer": _form_of_bamba,
     "lfm2.Lfm2DecoderLayer": _form_around_operator,
     "lfm2_moe.Lfm2MoeDecoderLayer": _form_around_operator,
     "lfm3.Lfm3DecoderLayer": _form_around_operator,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.olmoe import modeling_olmoe
@@ -26,11 +26,13 @@ _MIXTURES = (
 _FURTHER_MIXTURES = (
     *("minimax_m2.MiniMaxM2SparseMoeBlock", "granitemoe.GraniteMoeMoE", "granitemoeshared.GraniteMoeSharedMoE"),
     *("granitemoehybrid.GraniteMoeHybridMoE", "phimoe.PhimoeSparseMoeBlock"),
-    "granitemoe_swa.GraniteMoeSWAMoE",
+    *("granitemoe_swa.GraniteMoeSWAMoE", "lfm2_moe.Lfm2MoeSparseMoeBlock"),
 )
 _AVERAGING = "cohere2_moe.Cohere2MoeSparseMoeBlock"  # if its strategy is `average`
 _SHARING = {
-    "qwen2_moe.Qwen2MoeSparseMoeBlock": "shared_expert",  # and `shared_expert_gate`
+    **{"qwen2_moe.Qwen2MoeSparseMoeBlock": "shared_expert", "qwen3_next.Qwen3NextSparseMoeBlock": "shared_expert"},
+    "qwen3_5_moe.Qwen3_5MoeSparseMoeBlock": "shared_expert",  # as the former, weighed by `shared_expert_gate`
+    "afmoe.AfmoeSparseMoeBlock": "shared_experts",
     "glm4_moe.Glm4MoeMoE": "shared_experts",
     "dots1.Dots1MoE": "shared_experts",
     "deepseek_v2.DeepseekV2Moe": "shared_experts",
@@ -45,6 +47,11 @@ _SHARING = {
     "hy_v3.HYV3MoE": "shared_experts",
 }
 """Mixtures with an MLP that all rows have, by family and class, and the MLP's name."""
+_BIASES = {
+    **{"minimax_m2.MiniMaxM2SparseMoeBlock": "e_score_correction_bias", "hy_v3.HYV3MoE": "e_score_correction_bias"},
+    **{"lfm2_moe.Lfm2MoeSparseMoeBlock": "expert_bias", "afmoe.AfmoeSparseMoeBlock": "expert_bias"},
+}
+"""Mixtures that call their router with a bias of the choice, if they have one, and its name."""
 
 
 def is_known_mixture(module: nn.Module) -> bool:
@@ -79,7 +86,7 @@ def mixture_parts(mixture: Any, path: str) -> MixtureParts:
     """Returns the parts of a known mixture, whose path in the checkpoint's layer is `path`."""
     shared, gate = _shared(mixture), _shared_gate(mixture)
     return MixtureParts(
-        router_parts(_router(mixture), getattr(mixture, "e_score_correction_bias", None)),
+        router_parts(_router(mixture), _choice_bias(mixture)),
         mixture.experts.parts,
         None if shared is None else mlp_parts(shared),
         f"{path}.{_shared_name(mixture)}",
@@ -96,6 +103,11 @@ def _averages(mixture: Any) -> bool:
 
 def _router(mixture: Any) -> Any:
     return mixture.router if hasattr(mixture, "router") else mixture.gate
+
+
+def _choice_bias(mixture: Any) -> Tensor | None:
+    name = next((name for kind, name in _BIASES.items() if is_of(mixture, kind)), "")
+    return getattr(mixture, name, None)
 
 
 def _shared(mixture: Any) -> Any | None:

@@ -28,6 +28,7 @@ ROTATING_IN_WINDOWS = "exaone4.Exaone4Attention", "exaone_moe.ExaoneMoeAttention
 NORMING_LAST = ("hunyuan_v1_dense.HunYuanDenseV1Attention", "hunyuan_v1_moe.HunYuanMoEV1Attention")
 ROTATING_COMPLEX_NUMBERS = "llama4.Llama4TextAttention"
 ROTATING_BY_LAYER = "granite_swa.GraniteSWAAttention", "granitemoe_swa.GraniteMoeSWAAttention"
+_ROTATING_LOCALLY = "afmoe.AfmoeAttention"
 PARTLY_ROTATING = ("phi.PhiAttention", "stablelm.StableLmAttention", "persimmon.PersimmonAttention")
 _ROTATIONS = {
     "phi3": Rotation(is_partial=True),
@@ -46,6 +47,7 @@ _ROTATIONS = {
     "gpt_neox": Rotation(is_partial=True),
     "ernie4_5": Rotation(in_pairs=True, is_wide=True),
     "ernie4_5_moe": Rotation(in_pairs=True, is_wide=True),
+    "bamba": Rotation(is_partial=True),
     "qwen3_5": Rotation(is_partial=True),
     "qwen3_5_moe": Rotation(is_partial=True),
     "qwen3_next": Rotation(is_partial=True),
@@ -101,6 +103,8 @@ def _is_rotated(attention: Any) -> bool:
         return bool(attention.config.position_embedding_type == "rope")
     if is_of(attention, *ROTATING_BY_LAYER):
         return bool(attention.config.layer_rope_theta[attention.layer_idx])
+    if is_of(attention, _ROTATING_LOCALLY):
+        return bool(attention.is_local_attention)
     if is_of(attention, "smollm3.SmolLM3Attention"):
         return bool(attention.use_rope)
     if is_of(attention, *ROTATING_IN_WINDOWS):

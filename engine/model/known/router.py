@@ -25,6 +25,8 @@ _SIGMOID_ROUTERS = (
     "glm4_moe_lite.Glm4MoeLiteTopkRouter",
 )
 _BIASED_ROUTERS = "minimax_m2.MiniMaxM2TopKRouter", "hy_v3.HYV3TopKRouter"
+_LINEAR_ROUTERS = {"hunyuan_v1_moe.HunYuanMoEV1Gate": "wg", "afmoe.AfmoeTokenChoiceRouter": "gate"}
+"""Routers whose weight is that of a linear layer, and its name."""
 _WIDE_LATE_ROUTERS = (
     *("granitemoe.GraniteMoeTopKRouter", "granitemoeshared.GraniteMoeSharedTopKRouter"),
     *("granitemoehybrid.GraniteMoeHybridTopKRouter", "granitemoe_swa.GraniteMoeSWATopKRouter"),
@@ -33,27 +35,29 @@ _WIDE_LATE_ROUTERS = (
 
 def is_known_router(router: Any) -> bool:
     """Whether nothing but what the C++ layers do runs when the module is called."""
-    if _is_linear_router(router):
-        return is_known_linear(router.wg)
+    if (linear := _linear_layer(router)) is not None:
+        return is_known_linear(linear)
     has_weight = isinstance(router.weight, RouterWeight) and isinstance(router.weight.packed, KernelWeight)
     return has_weight and any(is_of_kind(router) for is_of_kind, _ in _KINDS)
 
 
 def router_weight(router: Any) -> PackedWeight:
     """Returns the packed weight of a known router."""
-    return cast(PackedWeight, router.wg.packed if _is_linear_router(router) else router.weight.packed)
+    linear = _linear_layer(router)
+    return cast(PackedWeight, router.weight.packed if linear is None else linear.packed)
 
 
 def router_parts(router: Any, choice_bias: Tensor | None = None) -> RouterParts:
     """Returns the parts of a known router, which may be called with a bias of the choice."""
-    if _is_linear_router(router):
-        is_wide = router.wg.packed.dtype is torch.float32  # then its results are, too, whatever the type of the rows
-        linear, is_rounded = parts_of_linear(router.wg), not is_wide
-        return RouterParts(linear, router.top_k, is_wide=is_wide, is_normalized=True, is_rounded=is_rounded)
-    if _is_biased_router(router):
-        assert choice_bias is not None, "such a router is called with a bias"
-        return msgspec.structs.replace(_parts_of_biased_router(router), choice_bias=choice_bias.detach().clone())
-    return next(parts_of(router) for is_of_kind, parts_of in _KINDS if is_of_kind(router))
+    kinds = _KINDS if _linear_layer(router) is None else _LINEAR_KINDS
+    parts = next(parts_of(router) for is_of_kind, parts_of in kinds if is_of_kind(router))
+    return parts if choice_bias is None else msgspec.structs.replace(parts, choice_bias=choice_bias.detach().clone())
+
+
+def _linear_layer(router: Any) -> Any | None:
+    """Returns the linear layer of a router that has one."""
+    name = next((name for kind, name in _LINEAR_ROUTERS.items() if is_of(router, kind)), None)
+    return None if name is None else getattr(router, name)
 
 
 def _linear(router: Any) -> LinearParts:
@@ -65,8 +69,25 @@ def _parts_of_normalizing_router(router: Any) -> RouterParts:
 
 
 def _parts_of_rounding_router(router: Any) -> RouterParts:
-    is_normalized = bool(router.norm_topk_prob)
+    is_normalized = bool(getattr(router, "norm_topk_prob", True))
     return RouterParts(_linear(router), router.top_k, is_normalized=is_normalized, is_rounded=True)
+
+
+def _parts_of_linear_router(router: Any) -> RouterParts:
+    is_wide = router.wg.packed.dtype is torch.float32  # then its results are, too, whatever the type of the rows
+    linear = parts_of_linear(router.wg)
+    return RouterParts(linear, router.top_k, is_wide=is_wide, is_normalized=True, is_rounded=not is_wide)
+
+
+def _parts_of_scaling_linear_router(router: Any) -> RouterParts:
+    weighing: dict[str, Any] = {"is_normalized": True, "sum_offset": 1e-20, "factor": float(router.route_scale)}
+    return RouterParts(parts_of_linear(router.gate), router.top_k, "sigmoid", **weighing)
+
+
+def _parts_of_rounding_sigmoid_router(router: Any) -> RouterParts:
+    weighing: dict[str, Any] = {"sum_offset": 1e-6, "factor": float(router.routed_scaling_factor)}
+    is_normalized = bool(router.norm_topk_prob)
+    return RouterParts(_linear(router), router.top_k, "rounded sigmoid", is_normalized=is_normalized, **weighing)
 
 
 def _parts_of_late_router(router: Any) -> RouterParts:
@@ -145,8 +166,9 @@ def _is_normalizing_router(module: nn.Module) -> bool:
 
 
 def _is_rounding_router(module: nn.Module) -> bool:
-    """Whether the module does so with weights of the rows' dtype, which add up to one if `norm_topk_prob`."""
-    return is_like(module, modeling_qwen3_moe.Qwen3MoeTopKRouter)
+    """Whether the module does so with weights of the rows' dtype, which add up to one unless not `norm_topk_prob`."""
+    is_normalizing = is_of(module, "qwen3_5_moe.Qwen3_5MoeTopKRouter")
+    return is_normalizing or is_like(module, modeling_qwen3_moe.Qwen3MoeTopKRouter)
 
 
 def _is_late_router(module: nn.Module) -> bool:
@@ -167,6 +189,16 @@ def _is_biased_router(module: nn.Module) -> bool:
 def _is_linear_router(module: nn.Module) -> bool:
     """Whether the module does as a normalizing or a rounding one, by a linear layer."""
     return is_of(module, "hunyuan_v1_moe.HunYuanMoEV1Gate")
+
+
+def _is_scaling_linear_router(module: nn.Module) -> bool:
+    """Whether the module chooses by sigmoids and a bias that it is called with, by a linear layer."""
+    return is_of(module, "afmoe.AfmoeTokenChoiceRouter")
+
+
+def _is_rounding_sigmoid_router(module: nn.Module) -> bool:
+    """Whether the module chooses by sigmoids, all in the rows' dtype, and a bias that it may be called with."""
+    return is_of(module, "lfm2_moe.Lfm2MoeTopKRouter")
 
 
 def _is_sigmoid_router(module: nn.Module) -> bool:
@@ -218,8 +250,14 @@ _KINDS: tuple[tuple[Callable[[nn.Module], bool], Callable[[Any], RouterParts]], 
     (_is_choosing_router, _parts_of_choosing_router),
     (_is_sigmoid_router, _parts_of_sigmoid_router),
     (_is_biased_router, _parts_of_biased_router),
+    (_is_rounding_sigmoid_router, _parts_of_rounding_sigmoid_router),
     (_is_corrected_router, _parts_of_corrected_router),
     (_is_greedy_router, _parts_of_greedy_router),
     (_is_sparse_mixer, _parts_of_sparse_mixer),
 )
 """Kinds of routers with a weight of their own, and what makes their parts."""
+_LINEAR_KINDS: tuple[tuple[Callable[[nn.Module], bool], Callable[[Any], RouterParts]], ...] = (
+    (_is_linear_router, _parts_of_linear_router),
+    (_is_scaling_linear_router, _parts_of_scaling_linear_router),
+)
+"""Kinds of routers whose weight is that of a linear layer, and what makes their parts."""

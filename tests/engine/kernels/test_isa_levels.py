@@ -26,6 +26,7 @@ TESTS = (
     "tests/engine/kernels/test_memory_bounds.py",
     "tests/engine/kernels/test_threads.py",
     "tests/engine/mixers",
+    "tests/engine/model/recurrent/test_whole_layers.py",
     "tests/engine/model/test_kernel_forward.py",
     "tests/engine/model/test_kernel_layer.py",
     "tests/engine/runner/test_logprobs.py",

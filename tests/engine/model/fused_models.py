@@ -60,6 +60,7 @@ PARTS = {
     "cohere_normed": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedLayerNorm": 3},
     "granite_swa": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "granitemoe_swa": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "afmoe": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 6},
     "gpt2": {},
 }
 
@@ -76,7 +77,7 @@ class PlainAttention:
         attended = nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=call.params.scaling, enable_gqa=True
         )
-        return attended.transpose(0, 1).to(call.query.dtype)
+        return attended.transpose(0, 1).to(call.query.dtype).contiguous()
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -86,7 +87,15 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(make_config(name), **settings).eval().requires_grad_(False)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
+    set_biases(model)
     return model
+
+
+def set_biases(model: nn.Module) -> None:
+    """Gives biases of the choice of experts, which are zero at first, other numbers."""
+    for name, buffer in model.named_buffers():
+        if "expert_bias" in name:
+            nn.init.normal_(buffer, std=0.2)
 
 
 def fuse(model: Any) -> None:

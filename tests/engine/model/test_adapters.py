@@ -51,6 +51,7 @@ ADAPTED = (
     "gpt_neox",
     "phi",
     "llama4",
+    "afmoe",
 )
 # Layers of which each of three adapters is made, where a model's have other names than Llama's.
 TARGETS = {

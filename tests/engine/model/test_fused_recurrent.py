@@ -20,7 +20,7 @@ from engine.model.fused_recurrent import FusedDeltaNet
 from engine.model.fusion import _fused_recurrent
 from engine.model.kernel_layer import move_layers_to_kernels
 from engine.weights.linear import prepare_linears
-from tests.engine.model.fused_models import fuse, model_of, run
+from tests.engine.model.fused_models import fuse, model_of, run, set_biases
 from tests.engine.tiny_architectures import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
@@ -29,12 +29,12 @@ PARTS = {
     "qwen3_5": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedDeltaNet": 2, "FusedMLP": 3, "FusedRMSNorm": 9},
     "lfm2": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedShortConvolution": 2, "FusedMLP": 3, "FusedRMSNorm": 9},
     "granite4": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedMamba2": 2, "FusedMLP": 3, "FusedRMSNorm": 7},
+    "qwen3_5_moe": {"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedDeltaNet": 2, "FusedMLP": 3, "FusedRMSNorm": 9},
+    "lfm2_moe": {
+        **{"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedShortConvolution": 2, "FusedMLP": 1, "FusedRMSNorm": 9},
+    },
 }
 FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
-    "lfm2_moe": (
-        {"num_dense_layers": 2, "layer_types": ["conv", "full_attention"] * 2},
-        {"FusedAttention": 2, "FusedDecoderLayer": 4, "FusedShortConvolution": 2, "FusedMLP": 2, "FusedRMSNorm": 13},
-    ),
     "granitemoehybrid": (  # without experts, and with rotated queries
         {
             "num_local_experts": 0,
@@ -44,7 +44,10 @@ FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         },
         {"FusedAttention": 2, "FusedDecoderLayer": 4, "FusedMamba2": 2, "FusedMLP": 4, "FusedRMSNorm": 9},
     ),
-    "bamba": ({}, {"FusedMamba2": 4, "FusedMLP": 4, "FusedRMSNorm": 9}),
+    "bamba": (
+        {"attn_layer_indices": [1, 3]},
+        {"FusedAttention": 2, "FusedDecoderLayer": 4, "FusedMamba2": 2, "FusedMLP": 4, "FusedRMSNorm": 9},
+    ),
     "mamba2": ({}, {"FusedMamba2": 4, "FusedRMSNorm": 5}),
     "nemotron_h": ({}, {"FusedMamba2": 1}),
     "zamba2": ({}, {"FusedMamba2": 4, "FusedRMSNorm": 5}),
@@ -59,8 +62,13 @@ FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 }
 """Model types that are known, too: their settings, and what is fused of each."""
 LAYERS_IN_KERNELS = {
-    "qwen3_5": {"KernelRecurrentLayer": 2},  # its attention is gated
+    "qwen3_5": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 1},
+    "qwen3_5_moe": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 1},
+    "qwen3_next": {"KernelRecurrentLayer": 3, "KernelDecoderLayer": 1},
     "lfm2": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 1},
+    "lfm2_moe": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 1},
+    "granite4": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 1},
+    "bamba": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 2},
     "granitemoehybrid": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 2},
 }
 NUM_TOKENS = 23  # of `run`
@@ -91,6 +99,7 @@ def further(model_type: str, dtype: torch.dtype = torch.float32, **changes: Any)
     settings = {"attn_implementation": registry.ATTENTION_NAME, "dtype": dtype}
     model = AutoModelForCausalLM.from_config(config, **settings).eval()
     route_recurrent_functions(model.requires_grad_(False))
+    set_biases(model)
     return model
 
 

@@ -101,7 +101,7 @@ def test_a_matmul_that_applies_the_gate_is_the_matmul_and_then_the_gate(size: in
         x = torch.randn(1, num_rows, k).bfloat16()
         normed = torch.ops.twostep.rms_norm(x, ones, 1e-6)[0]
         gated = torch.ops.twostep.gate(gate_up.multiply(normed, None), "silu")
-        out = after.run(x, torch.zeros(num_rows, 1, 16).bfloat16(), None)
+        out = after.run(x, torch.zeros(num_rows, 1, 16).bfloat16(), None, None)
         assert torch.equal(out[0], x[0] + down.multiply(gated, None))
 
 

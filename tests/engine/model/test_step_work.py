@@ -44,6 +44,16 @@ def test_tokens_without_logits_need_the_last_layer_for_keys_and_values(tmp_path:
     assert attention.flops_per_pair == (num_layers - 1) * attention.flops_per_scored_pair > 0
 
 
+def test_models_with_recurrent_layers_compute_the_last_layer_for_every_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, settings = ARCHITECTURES["lfm2"]
+    types = ["conv", "conv", "full_attention"]
+    monkeypatch.setitem(ARCHITECTURES, "lfm2", (kind, {**settings, "layer_types": types}))
+    size = load_tiny(make_checkpoint("lfm2", tmp_path)).size
+    assert size.last_flops == 0 and size.attention[0].flops_per_scored_pair == 0
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
 def test_a_token_multiplies_by_the_experts_it_chooses(name: str, tmp_path: Path) -> None:
     path = make_checkpoint(name, tmp_path)

@@ -19,8 +19,8 @@ from tests.engine.tiny_models import WIDE, make_checkpoint
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
 # heads and MLP cut, a mixture, shared experts beside one, merged by the checkpoint, nothing fused, gated attention and
-# recurrent layers, latents
-ARCHITECTURES = ("llama", "mixtral", "qwen2_moe", "phi3", "gemma3", "qwen3_5", "deepseek_v3", WIDE)
+# recurrent layers, latents, gates of a projection of their own
+ARCHITECTURES = ("llama", "mixtral", "qwen2_moe", "phi3", "gemma3", "qwen3_5", "deepseek_v3", "afmoe", WIDE)
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16"},

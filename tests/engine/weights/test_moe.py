@@ -15,7 +15,14 @@ from engine.weights.packing_policy import packing_for
 from tests.engine.tiny_models import ARCHITECTURES, SPARSE, make_config
 
 EXPERT_MODELS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "llama4"]
-HYBRIDS_WITH_EXPERTS = ["granite4", "jamba", "kimi_linear", "minimax"]  # in some of their layers
+HYBRIDS_WITH_EXPERTS = [
+    "granite4",
+    "jamba",
+    "kimi_linear",
+    "minimax",
+    "qwen3_5_moe",
+    "lfm2_moe",
+]  # in some of their layers
 WITH_SHARED_EXPERTS = [
     *(*sorted(SPARSE), "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "exaone_moe", "hy_v3", "granitemoeshared"),
 ]
@@ -23,7 +30,7 @@ FURTHER_WITH_EXPERTS = [
     *("granitemoe", "minimax_m2", "mellum", "flex_olmo", "deepseek_v2", "deepseek_halves", "glm4_moe_lite"),
     *("phimoe", "granitemoe_swa", "cohere2_moe", "cohere2_moe_sigmoid"),
 ]
-WITH_LINEAR_ROUTERS = ["hunyuan_moe", "gemma4_moe"]
+WITH_LINEAR_ROUTERS = ["hunyuan_moe", "gemma4_moe", "afmoe"]
 IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
 
 
