@@ -8,6 +8,8 @@
 
 namespace {
 
+using namespace twostep;
+
 template <class Element>
 void sample(checks::Numbers& numbers) {
   constexpr int64_t size = 3001;
