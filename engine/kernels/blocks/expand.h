@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "base/vec.h"
 #include "blocks/layout.h"
@@ -61,7 +62,7 @@ inline void expand_codes(const uint8_t* __restrict low, uint8_t* __restrict to) 
       to[kFirst + i] = uint8_t(code - Kind::kBias);
     }
   });
-  if constexpr (Kind::kTable != nullptr) look_up(Kind::kTable, to, Size::kCodes);
+  if constexpr (!std::is_null_pointer_v<decltype(Kind::kTable)>) look_up(Kind::kTable, to, Size::kCodes);
 }
 
 inline float number_of_half(const uint8_t* bytes) {

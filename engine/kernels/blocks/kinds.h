@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -44,9 +45,9 @@ struct Shape {
   static constexpr int kHalves = kHalvesOf;  // of a block
   static constexpr int kLevels = kLevelsOf;  // of a group
   static constexpr int kBias = 0;            // which is taken from a code
-  static constexpr const int8_t* kTable = nullptr;  // or what a code stands for
-  static constexpr bool kIsPower = false;           // whether a level is the exponent of a power of two
-  static constexpr bool kIsE4m3 = false;            // or a number of 8 bits
+  static constexpr std::nullptr_t kTable = nullptr;  // or what a code stands for
+  static constexpr bool kIsPower = false;            // whether a level is the exponent of a power of two
+  static constexpr bool kIsE4m3 = false;             // or a number of 8 bits
   static constexpr int kFactors = 0;  // float32 numbers that a row begins with, which multiply its scales
 };
 
