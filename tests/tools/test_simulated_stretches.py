@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.routing.policies import new_policy
+from tests.fuzz import num_examples
 from tools.simulate.cluster import Cluster, ClusterSettings
 from tools.simulate.replica import ReplicaSettings, SimulatedReplica
 from tools.simulate.stretches import Stretch
@@ -29,7 +30,8 @@ def outcome(cluster: ClusterSettings, trace: TraceSettings, name: str, seed: int
     return results.row(), times, results.num_sampled, results.num_output_tokens, stats
 
 
-@settings(max_examples=16, deadline=None)
+@pytest.mark.fuzz
+@settings(max_examples=num_examples(16), deadline=None)
 @given(
     seed=st.integers(0, 99),
     num_prefill=st.integers(0, 2),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,6 +14,7 @@ from engine.engine import Engine
 from engine.kv_store.block_records import SharedBlockRecords, num_record_bytes
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end, tokens_of
 from tests.engine.scheduling.fake_store import Content, FakeStore
+from tests.fuzz import num_examples
 
 NUM_BLOCKS = 12
 DIGEST = bytes(32)
@@ -131,10 +133,10 @@ class TieredBlockRecordsMachine(BlockRecordsMachine):
     stored: dict[bytes, Content] | None = {}  # noqa: RUF012 - each machine has its own
 
 
-TestBlockRecords = BlockRecordsMachine.TestCase
-TestBlockRecords.settings = settings(max_examples=32, stateful_step_count=40, deadline=None)
-TestTieredBlockRecords = TieredBlockRecordsMachine.TestCase
-TestTieredBlockRecords.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)
+TestBlockRecords = pytest.mark.fuzz(BlockRecordsMachine.TestCase)
+TestBlockRecords.settings = settings(max_examples=num_examples(32), stateful_step_count=40, deadline=None)
+TestTieredBlockRecords = pytest.mark.fuzz(TieredBlockRecordsMachine.TestCase)
+TestTieredBlockRecords.settings = settings(max_examples=num_examples(24), stateful_step_count=40, deadline=None)
 
 PROMPT = [1 + number % 7 for number in range(30)]
 

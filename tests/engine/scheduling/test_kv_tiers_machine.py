@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -18,6 +19,7 @@ from engine.scheduling.kv_tiers import TieredKVAllocator
 from engine.scheduling.state_tiers import TieredCheckpoints
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end
 from tests.engine.scheduling.fake_store import FakeStore
+from tests.fuzz import num_examples
 
 NUM_CHECKPOINTS = 3
 
@@ -177,11 +179,11 @@ class AllWindowedKVTiersMachine(KVTiersMachine):
     groups: ClassVar[KVGroups] = groups_of([3, 3])
 
 
-TestKVTiersMachine = KVTiersMachine.TestCase
-TestKVTiersMachine.settings = settings(max_examples=32, stateful_step_count=40, deadline=None)
-TestStatefulKVTiersMachine = StatefulKVTiersMachine.TestCase
-TestStatefulKVTiersMachine.settings = settings(max_examples=32, stateful_step_count=40, deadline=None)
-TestWindowedKVTiersMachine = WindowedKVTiersMachine.TestCase
-TestWindowedKVTiersMachine.settings = settings(max_examples=32, stateful_step_count=40, deadline=None)
-TestAllWindowedKVTiersMachine = AllWindowedKVTiersMachine.TestCase
-TestAllWindowedKVTiersMachine.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)
+TestKVTiersMachine = pytest.mark.fuzz(KVTiersMachine.TestCase)
+TestKVTiersMachine.settings = settings(max_examples=num_examples(32), stateful_step_count=40, deadline=None)
+TestStatefulKVTiersMachine = pytest.mark.fuzz(StatefulKVTiersMachine.TestCase)
+TestStatefulKVTiersMachine.settings = settings(max_examples=num_examples(32), stateful_step_count=40, deadline=None)
+TestWindowedKVTiersMachine = pytest.mark.fuzz(WindowedKVTiersMachine.TestCase)
+TestWindowedKVTiersMachine.settings = settings(max_examples=num_examples(32), stateful_step_count=40, deadline=None)
+TestAllWindowedKVTiersMachine = pytest.mark.fuzz(AllWindowedKVTiersMachine.TestCase)
+TestAllWindowedKVTiersMachine.settings = settings(max_examples=num_examples(24), stateful_step_count=40, deadline=None)

@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import chain, cycle
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,6 +17,7 @@ from engine.scheduling.state_slots import StateSlots
 from tests.engine.fakes import add, expected_tokens, run_to_end
 from tests.engine.scheduling.speculation.prophets import oracle_drafters
 from tests.engine.scheduling.speculation.timed import SilentDrafter, TimedRunner, drafting_engine
+from tests.fuzz import num_examples
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -223,13 +225,15 @@ class MixedSchedulerMachine(WindowedSchedulerMachine):
     num_blocks = 27
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestWindowedSchedulerMachine = WindowedSchedulerMachine.TestCase
-TestWindowedSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestMixedSchedulerMachine = MixedSchedulerMachine.TestCase
-TestMixedSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestStatefulSchedulerMachine = StatefulSchedulerMachine.TestCase
-TestStatefulSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestCheckpointedSchedulerMachine = CheckpointedSchedulerMachine.TestCase
-TestCheckpointedSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSchedulerMachine = pytest.mark.fuzz(SchedulerMachine.TestCase)
+TestSchedulerMachine.settings = settings(max_examples=num_examples(60), stateful_step_count=40, deadline=None)
+TestWindowedSchedulerMachine = pytest.mark.fuzz(WindowedSchedulerMachine.TestCase)
+TestWindowedSchedulerMachine.settings = settings(max_examples=num_examples(40), stateful_step_count=40, deadline=None)
+TestMixedSchedulerMachine = pytest.mark.fuzz(MixedSchedulerMachine.TestCase)
+TestMixedSchedulerMachine.settings = settings(max_examples=num_examples(40), stateful_step_count=40, deadline=None)
+TestStatefulSchedulerMachine = pytest.mark.fuzz(StatefulSchedulerMachine.TestCase)
+TestStatefulSchedulerMachine.settings = settings(max_examples=num_examples(40), stateful_step_count=40, deadline=None)
+TestCheckpointedSchedulerMachine = pytest.mark.fuzz(CheckpointedSchedulerMachine.TestCase)
+TestCheckpointedSchedulerMachine.settings = settings(
+    max_examples=num_examples(60), stateful_step_count=40, deadline=None
+)

@@ -16,6 +16,7 @@ from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end
 from tests.engine.requests import queued
+from tests.fuzz import num_examples
 
 BLOCK_SIZE = 4
 WINDOW = 6
@@ -300,7 +301,7 @@ class AllWindowedMachine(WindowedMachine):
     num_blocks = 14
 
 
-TestWindowedMachine = WindowedMachine.TestCase
-TestWindowedMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestAllWindowedMachine = AllWindowedMachine.TestCase
-TestAllWindowedMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestWindowedMachine = pytest.mark.fuzz(WindowedMachine.TestCase)
+TestWindowedMachine.settings = settings(max_examples=num_examples(40), stateful_step_count=40, deadline=None)
+TestAllWindowedMachine = pytest.mark.fuzz(AllWindowedMachine.TestCase)
+TestAllWindowedMachine.settings = settings(max_examples=num_examples(40), stateful_step_count=40, deadline=None)
