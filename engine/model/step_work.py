@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,10 +88,9 @@ def _number(text_config: PreTrainedConfig, names: Sequence[str]) -> float | None
 
 def _last_layer(module: PreTrainedModel) -> KernelDecoderLayer | None:
     """Returns the last layer if kernels run all: for tokens without logits, they compute its keys and values only."""
-    layers = getattr(causal_lm.decoder_of(module), "layers", None)
-    kinds = {type(layer) for layer in layers} if isinstance(layers, nn.ModuleList) else set()
-    are_known = bool(kinds) and all(issubclass(kind, KernelDecoderLayer) for kind in kinds)
-    return cast(Any, layers)[-1] if are_known else None
+    layers: Sequence[nn.Module] = getattr(causal_lm.decoder_of(module), "layers", ())
+    known = [layer for layer in layers if isinstance(layer, KernelDecoderLayer)]
+    return known[-1] if known and len(known) == len(layers) else None
 
 
 def _attention_sizes(

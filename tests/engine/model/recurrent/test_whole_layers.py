@@ -10,7 +10,6 @@ from torch import Tensor
 
 from engine.attention import cpu
 from engine.attention.kv_cache import KVCache
-from engine.kernels import load_kernels
 from engine.mixers.state import StateCache
 from engine.model.kernel_layer import KernelDecoderLayer, KernelRecurrentLayer
 from engine.runner.forward import TransformersForward
@@ -20,17 +19,11 @@ from tests.engine.further_configs import HYBRIDS
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.tiny_models import load_tiny, make_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels")
 
 NAMES = ("qwen3_5", "lfm2", "granite4", *HYBRIDS)
 SLOTS = {0: 2, 7: 0, 4: 1}
 """The slot of each request, by its first block."""
-
-
-@pytest.fixture(autouse=True)
-def kernels() -> None:
-    if load_kernels() is None:
-        pytest.skip("no kernels here")
 
 
 @torch.inference_mode()
