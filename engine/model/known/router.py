@@ -51,6 +51,7 @@ def router_parts(router: Any, choice_bias: Tensor | None = None) -> RouterParts:
     """Returns the parts of a known router, which may be called with a bias of the choice."""
     kinds = _KINDS if _linear_layer(router) is None else _LINEAR_KINDS
     parts = next(parts_of(router) for is_of_kind, parts_of in kinds if is_of_kind(router))
+    assert choice_bias is not None or not _is_biased_router(router), "such a router is called with a bias"
     return parts if choice_bias is None else msgspec.structs.replace(parts, choice_bias=choice_bias.detach().clone())
 
 
