@@ -1,5 +1,6 @@
 """Tiny models of every causal architecture that transformers knows, made from its default configurations."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,42 @@ _CHANGES |= {
     }
     for kind in ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 }
+_CHANGES["step3p7"] = {
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "per_layer_config": {index: {"num_attention_heads": 2 * NUM_HEADS} for index in (1, 2)},
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+    },
+    "sliding_window": 8,
+    "share_expert_dim": 32,
+    "swiglu_limits": [0.0, 0.0, 0.5, 0.5],
+    "swiglu_limits_shared": [0.0, 0.0, 0.5, 0.25],
+}
+_CHANGES["ernie4_5_vl_moe"] = {
+    "moe_intermediate_size": [32, 24],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
+}
+_CHANGES["deepseek_ocr2"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+_CHANGES["muse_spark"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "moe_hidden_size": 48}
 _PART_CHANGES: dict[str, dict[str, dict[str, Any]]] = {
+    "molmo2": {"adapter_config": {"vision_feature_layer": [3, 1]}},
+    "muse_spark": {"audio_config": {"out_hidden_size": 64}},
+    "deepseek_ocr2": {
+        "vision_config.sam_config": {
+            "hidden_size": 24,
+            "num_hidden_layers": 1,
+            "mlp_dim": 24,
+            "global_attn_indexes": [],
+        },
+        "vision_config.encoder_config": {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "layer_types": ["full_attention"],
+        },
+    },
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "perception_lm": {"vision_config": {"model_args": {"embed_dim": 64}}},
@@ -96,7 +132,7 @@ def tiny_config(model_type: str, changes: Mapping[str, Any] | None = None) -> Pr
         setattr(text_config, name, value)
     for part, changes_of_part in _PART_CHANGES.get(model_type, {}).items():
         for name, value in changes_of_part.items():
-            setattr(getattr(config, part), name, value)
+            setattr(operator.attrgetter(part)(config), name, value)
     return config
 
 

@@ -14,6 +14,7 @@ from engine.host.deterministic_activations import replace_activations
 from engine.kernels import are_kernels_enabled
 from engine.model.fusion import fuse_between_layers, fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
+from engine.model.known.text_models import leave_out_unused
 from engine.model.probe import check_same, probe_layers
 from engine.weights.linear import is_linear
 from engine.weights.moe import is_experts
@@ -24,6 +25,7 @@ __all__ = ["made_to_run", "move_layers", "only_errors_of", "replace_parts", "unm
 def made_to_run(module: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Returns the module, which was just read from a checkpoint, on the device and without anything for training."""
     module.requires_grad_(False)
+    leave_out_unused(module)
     _expand_unpacked(module, device)
     for owner in module.modules():  # buffers may be views: see `unmap_checkpoint`
         owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})

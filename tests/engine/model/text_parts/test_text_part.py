@@ -1,23 +1,12 @@
 """Of a multimodal checkpoint, the text model is served, and computes what the whole model computes of a text."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModel,
-    AutoModelForImageTextToText,
-    AutoModelForMultimodalLM,
-    PreTrainedModel,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT_TYPES
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from engine.core.config import EngineConfig
 from engine.core.errors import UnsupportedModelError
@@ -25,10 +14,11 @@ from engine.model import plain_type
 from engine.model.loader import load_model
 from engine.model.small_copy import randomize
 from engine.model.text_part import has_text_part
+from tests.engine.model.text_parts.whole_models import change_tensors, save_whole_model
 from tests.engine.served_answers import documented_types, generate, make_prompts, serve
 from tests.engine.tiny_architectures import tiny_config
 
-FEW = ("llava", "mistral3", "qwen3_5", "qwen2_5_vl", "qwen3_vl_moe")
+FEW = ("llava", "mistral3", "qwen3_5", "qwen2_5_vl", "qwen3_vl_moe", "step3p7")
 ALL = (
     *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "fast_vlm"),
     *("fun_asr_nano", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr"),
@@ -47,53 +37,13 @@ ALL = (
     ),
     *("qwen2_5_omni_thinker", "qwen2_audio", "qwen2_vl", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe_thinker"),
     *("qwen3_vl", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
+    *("deepseek_ocr2", "ernie4_5_vl_moe", "molmo2", "muse_glimmer", "muse_spark"),
 )
 OMNI = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 """Models that think and talk -> the part that thinks."""
-_WRITTEN_OTHERWISE = {"kimi_k25": (".blocks.", ".layers."), "qianfan_ocr": (".encoder.layers.", ".layers.")}
-"""Types of which transformers writes other names than it reads."""
-_TIMM = {"gemma3n_vision", "timm_wrapper"}
-"""Types of towers for images that need another library."""
 REFUSED = ("paligemma",)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own code, about its default configurations
-
-
-def save_whole_model(
-    kind: str, path: Path, text_changes: Mapping[str, Any] | None = None, **changes: Any
-) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = tiny_config(kind, text_changes)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    auto = AutoModelForImageTextToText if kind in IMAGE_TEXT_TYPES else AutoModelForMultimodalLM
-    with _towers_of_timm_left_out():
-        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32).eval()
-    randomize(model.requires_grad_(False))
-    model.save_pretrained(path)
-    if kind in _WRITTEN_OTHERWISE:
-        change_tensors(path, lambda name, tensor: (name.replace(*_WRITTEN_OTHERWISE[kind]), tensor))
-    return model
-
-
-@contextmanager
-def _towers_of_timm_left_out() -> Iterator[None]:
-    """Has these towers be modules without weights; no text goes through them."""
-    make = AutoModel.from_config
-
-    def make_but_towers(config: Any, **kwargs: Any) -> Any:
-        return nn.Identity() if config.model_type in _TIMM else make(config, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AutoModel, "from_config", make_but_towers)
-        yield
-
-
-def change_tensors(path: Path, change: Callable[[str, Tensor], tuple[str, Tensor]]) -> None:
-    """Replaces names and tensors of the checkpoint in `path`."""
-    file = path / "model.safetensors"
-    tensors = dict(change(name, tensor) for name, tensor in load_file(file).items())
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("kind", [*FEW, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ALL)])
@@ -156,8 +106,8 @@ def test_a_part_that_cannot_be_served_is_refused_for_its_own_reason(kind: str, t
 
 
 def test_a_multimodal_type_without_a_known_text_part_is_called_so(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "molmo2"}))
-    with pytest.raises(UnsupportedModelError, match=r"molmo2 is a multimodal model .* docs/models\.md"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "blip-2"}))
+    with pytest.raises(UnsupportedModelError, match=r"blip-2 is a multimodal model .* docs/models\.md"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
 
 
