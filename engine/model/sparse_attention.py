@@ -16,20 +16,15 @@ from engine.attention.registry import AttentionCall
 from engine.core.errors import UnsupportedModelError
 from engine.model.known.same_code import class_named, global_of, is_same
 
-__all__ = ["Indexer", "check_sparse", "is_sparse", "replace_indexers"]
+__all__ = ["Indexer", "ScaledIndexer", "check_sparse", "is_sparse", "replace_indexers"]
 
 _INDEXER = "indexer"
-_ROTATIONS = {
-    "deepseek_v32.DeepseekV32Indexer": "apply_rotary_pos_emb",
-    "glm_moe_dsa.GlmMoeDsaIndexer": "apply_rotary_pos_emb_interleave",
-}
-"""Indexers whose code is known, by family and class, and the function that rotates their queries and keys."""
-
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Indexer(nn.Module):
-    """Makes of a layer's input what decides to which positions its tokens attend."""
+    """Makes of a layer's input what decides to which positions its tokens attend. Positions count from the beginning of
+    each sequence."""
 
     def __init__(self, indexer: Any, rotate: Rotate) -> None:
         super().__init__()
@@ -41,23 +36,68 @@ class Indexer(nn.Module):
         self._head_dim, self._num_rotated = indexer.head_dim, indexer.qk_rope_head_dim
         self._rotate = rotate
 
-    def forward(
-        self, hidden_states: Tensor, q_resid: Tensor, position_embeddings: tuple[Tensor, Tensor], *_: Any, **__: Any
-    ) -> IndexCall:
-        """Positions count from the beginning of each sequence; `hidden_states` are [1, T, hidden_size]."""
-        query = self.wq_b(q_resid).unflatten(-1, (-1, self._head_dim))  # [1, T, H, size]
+    def _queries_of(self, x: Tensor) -> Tensor:
+        query: Tensor = self.wq_b(x)
+        return query.view(*query.shape[:-1], -1, self._head_dim)  # [1, T, H, size]
+
+    def _call_of(self, query: Tensor, hidden_states: Tensor, rotation: tuple[Tensor, Tensor]) -> IndexCall:
+        """Returns what decides, of queries [1, T, H, size] that are not rotated yet and hidden_states [1, T, ...]."""
         key = self.k_norm(self.wk(hidden_states)).unsqueeze(2)  # [1, T, 1, size]
-        parts = self._num_rotated, self._head_dim - self._num_rotated
-        (query_rotated, query_plain), (key_rotated, key_plain) = (each.split(parts, dim=-1) for each in (query, key))
-        query_rotated, key_rotated = self._rotate(query_rotated, key_rotated, *position_embeddings, unsqueeze_dim=2)
+        if self._num_rotated:
+            query, key = self._rotated(query, key, rotation)
         weights = self.weights_proj(hidden_states.to(self._weights_dtype)).float() * self._factor
         return IndexCall(
-            query=torch.cat((query_rotated, query_plain), dim=-1)[0],
-            key=torch.cat((key_rotated, key_plain), dim=-1)[0, :, 0],
+            query=query[0],
+            key=key[0, :, 0],
             weights=weights[0],
             layer=self._layer,
             num_chosen=self._num_chosen,
         )
+
+    def _rotated(self, query: Tensor, key: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        first, rest = slice(self._num_rotated), slice(self._num_rotated, None)
+        rotated_query, rotated_key = self._rotate(query[..., first], key[..., first], *rotation, unsqueeze_dim=2)
+        return torch.cat((rotated_query, query[..., rest]), dim=-1), torch.cat((rotated_key, key[..., rest]), dim=-1)
+
+
+class LatentIndexer(Indexer):
+    """An indexer whose queries are made of the latents of the layer's queries."""
+
+    def forward(
+        self, hidden_states: Tensor, q_resid: Tensor, position_embeddings: tuple[Tensor, Tensor], *_: Any, **__: Any
+    ) -> IndexCall:
+        return self._call_of(self._queries_of(q_resid), hidden_states, position_embeddings)
+
+
+class ScaledIndexer(Indexer):
+    """An indexer whose queries are made of the layer's input, and scaled by their position; some do not rotate."""
+
+    def __init__(self, indexer: Any, rotate: Rotate) -> None:
+        super().__init__(indexer, rotate)
+        self.q_input_norm, self.softmax_scaling = indexer.q_input_norm, indexer.softmax_scaling
+        if not indexer.use_rope:
+            self._num_rotated = 0
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        _: Any,
+        position_ids: Tensor,
+        **__: Any,
+    ) -> IndexCall:
+        query = self._queries_of(self.q_input_norm(hidden_states))
+        query = self.softmax_scaling(query, position_ids, head_dim_first=False)
+        return self._call_of(query, hidden_states, position_embeddings)
+
+
+_KNOWN: dict[str, tuple[type[Indexer], str]] = {
+    "deepseek_v32.DeepseekV32Indexer": (LatentIndexer, "apply_rotary_pos_emb"),
+    "glm_moe_dsa.GlmMoeDsaIndexer": (LatentIndexer, "apply_rotary_pos_emb_interleave"),
+    "mistral_large4.MistralLarge4TextIndexer": (ScaledIndexer, "apply_rotary_pos_emb_interleave"),
+}
+"""Indexers whose code is known, by family and class: what replaces each, and the function that rotates its queries and
+keys."""
 
 
 def replace_indexers(model: nn.Module) -> None:
@@ -65,7 +105,7 @@ def replace_indexers(model: nn.Module) -> None:
     for attention in [each for each in model.modules() if hasattr(each, _INDEXER) and hasattr(each, "kv_b_proj")]:
         indexer = getattr(attention, _INDEXER)
         if indexer is not None:
-            setattr(attention, _INDEXER, Indexer(indexer, _rotation_of(indexer, type(model).__name__)))
+            setattr(attention, _INDEXER, _replacement_of(indexer, type(model).__name__))
         attention.register_forward_pre_hook(_with_empty_mask, with_kwargs=True)
 
 
@@ -88,10 +128,11 @@ def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.devic
         )
 
 
-def _rotation_of(indexer: nn.Module, name: str) -> Rotate:
-    for known, rotate in _ROTATIONS.items():
-        if is_same(type(indexer).forward, class_named(known).forward):
-            return cast(Rotate, global_of(type(indexer).forward, rotate))
+def _replacement_of(indexer: nn.Module, name: str) -> Indexer:
+    written = type(indexer).forward
+    for known, (kind, rotate) in _KNOWN.items():
+        if is_same(written, class_named(known).forward):
+            return kind(indexer, cast(Rotate, global_of(written, rotate)))
     raise UnsupportedModelError(f"{name} chooses the positions that it attends to in a way that is not known here.")
 
 

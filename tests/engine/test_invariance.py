@@ -39,7 +39,7 @@ ARCHITECTURES = (
     "deepseek_v32",
     *sorted(WITH_STATES),
 )
-FURTHER = ("glm_moe_dsa", "glm4_moe", "hunyuan_moe", "ministral3", "gemma4")
+FURTHER = ("mistral_large4", "glm_moe_dsa", "glm4_moe", "hunyuan_moe", "ministral3", "gemma4")
 """Architectures whose tests are slow: their parts are those of others, in other combinations."""
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 11}
 PARAMS: dict[str, dict[str, Any]] = {

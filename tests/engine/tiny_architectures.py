@@ -95,6 +95,12 @@ _CHANGES["ernie4_5_vl_moe"] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
 }
 _CHANGES["deepseek_ocr2"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+_CHANGES["mistral_large4"] = {
+    "no_rope_layers": [1, 0, 1, 0],
+    "indexer_types": ["full", "full", "shared", "full"],
+    "kv_source_layers": [0, 1, 0, 1],
+    "num_key_value_heads": NUM_HEADS,
+}
 _CHANGES["muse_spark"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "moe_hidden_size": 48}
 _PART_CHANGES: dict[str, dict[str, dict[str, Any]]] = {
     "molmo2": {"adapter_config": {"vision_feature_layer": [3, 1]}},

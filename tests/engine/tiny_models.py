@@ -30,7 +30,9 @@ from engine.mixers.state import StateCache
 from engine.model.adapters import ModelAdapters
 from engine.model.drafting.proposal import draft_forward, proposer_of
 from engine.model.forward_choice import choose_forward
+from engine.model.known.text_models import register_language_model
 from engine.model.loader import load_model
+from engine.model.text_part import TEXT_PART_NAMES
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.window_groups import window_groups
@@ -38,6 +40,7 @@ from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import fake_info
 from tests.engine.further_configs import FURTHER, HYBRIDS, RECURRENT
 from tests.engine.gemma4_configs import GEMMA4
+from tests.engine.sparse_configs import SPARSE_CONFIGS
 
 VOCAB_SIZE = 199
 NUM_STATE_COPIES = 8
@@ -63,12 +66,6 @@ _SIGMOIDS = {
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], **_WINDOW}
 _GPT = {"num_key_value_heads": 4}
-
-_DSA = {
-    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
-    **{"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4},
-    **{"index_topk": 8, "index_head_dim": 20, "index_n_heads": 16, **_MOE},
-}
 # name -> (config class, its own settings)
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
@@ -194,12 +191,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     **FURTHER,
     **RECURRENT,
     **HYBRIDS,
-    "deepseek_v32": ("DeepseekV32Config", _DSA),
-    "glm_moe_dsa": ("GlmMoeDsaConfig", {"indexer_types": ["full", "shared", "full"], **_DSA}),
+    **SPARSE_CONFIGS,
 }
 WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba", *RECURRENT, *HYBRIDS})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
-SPARSE = frozenset({"deepseek_v32", "glm_moe_dsa"})
+SPARSE = frozenset(SPARSE_CONFIGS)
 """Those with attention to 8 chosen positions."""
 ALIKE = frozenset(
     (
@@ -245,6 +241,7 @@ def make_config(name: str) -> PreTrainedConfig:
     config: PreTrainedConfig = getattr(transformers, class_name)(**settings)
     if name == "gpt_oss":
         config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
+    register_language_model(config, TEXT_PART_NAMES)
     return config
 
 
@@ -266,13 +263,15 @@ def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
         for key, buffer in model.named_buffers():
             if "e_score_correction_bias" in key or "expert_bias" in key:
                 buffer.normal_(std=std)
+            if key.endswith("rotary_emb.alpha"):
+                buffer.normal_(std=std)
             if "layer_scalar" in key:
                 buffer.uniform_(0.6, 1.4)
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1 and ("norm" in key or "scale" in key) and "bias" not in key:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     path = directory / name
-    model.save_pretrained(path)
+    model.save_pretrained(path, save_original_format=hasattr(transformers, type(model).__name__))
     return path
 
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 
 from engine.model.known.same_code import class_named
@@ -45,6 +45,12 @@ _TEXT_MODELS = {
         "ernie4_5_vl_moe",
         unused="vision_moe",
     ),
+    "mistral_large4_text": _TextModel(
+        "mistral_large4.MistralLarge4TextModel",
+        "MistralLarge4ForConditionalGeneration",
+        "mistral_large4",
+        cap="final_logit_softcapping",
+    ),
     "molmo2_text": _TextModel("molmo2.Molmo2TextModel", "Molmo2ForConditionalGeneration", "molmo2"),
     "muse_glimmer_text": _TextModel(
         "muse_glimmer.MuseGlimmerTextModel", "MuseGlimmerForConditionalGeneration", "muse_glimmer", *_MUSE
@@ -57,7 +63,7 @@ _TEXT_MODELS = {
 """Type of a text model -> the model."""
 
 
-class _WithHead(PreTrainedModel):  # type: ignore[misc]
+class _WithHead(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A text model with a head, of which each text model's own class is derived."""
 
     _text: _TextModel
@@ -71,15 +77,18 @@ class _WithHead(PreTrainedModel):  # type: ignore[misc]
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def forward(self, logits_to_keep: int | Tensor = 0, **inputs: Any) -> CausalLMOutput:
-        hidden_states = slice_logits_to_keep(self.model(**inputs).last_hidden_state, logits_to_keep)
+    def forward(
+        self, input_ids: Tensor | None = None, logits_to_keep: int | Tensor = 0, **inputs: Any
+    ) -> CausalLMOutputWithPast:
+        output = self.model(input_ids=input_ids, **inputs)
+        hidden_states = slice_logits_to_keep(output.last_hidden_state, logits_to_keep)
         logits = self.lm_head(hidden_states)
         if self._text.multiplier is not None:
             logits = logits * getattr(self.config, self._text.multiplier)
         if self._text.cap is not None:
             cap = getattr(self.config, self._text.cap)
             logits = torch.tanh(logits / cap) * cap
-        return CausalLMOutput(logits=logits)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
 
 
 def leave_out_unused(module: PreTrainedModel) -> None:

@@ -14,6 +14,7 @@ from engine.checkpoint.local import check_model_type, folder_of, is_local, read_
 from engine.checkpoint.published.scheme import check_scheme
 from engine.core.config import EngineConfig
 from engine.core.errors import UnsupportedModelError
+from engine.model.known.text_models import register_language_model
 from engine.model.plain_type import as_plain_type
 from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
 from engine.model.written_dtype import dtype_override
@@ -50,6 +51,7 @@ def read_hf_config(config: EngineConfig) -> ServedConfig:
     if names:
         logger.info("%s: of this multimodal checkpoint, the text model is served", config.model)
         hf_config = as_plain_type(text_part_of(hf_config))
+    register_language_model(hf_config, TEXT_PART_NAMES)
     _check_architecture(config, hf_config)
     return ServedConfig(hf_config, names)
 

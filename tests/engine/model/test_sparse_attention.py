@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.attention import approximate, registry, sparse
 from engine.attention.kv_cache import LayerShape, VectorShape, bytes_per_block
 from engine.attention.metadata import IndexCall
 from engine.core.errors import UnsupportedModelError
-from engine.model import sparse_attention
+from engine.model.known.text_models import register_language_model
 from engine.model.latent_attention import keep_latents
 from engine.model.paging_proof import prove_paging
 from engine.model.planning.estimate import estimate
-from engine.model.sparse_attention import check_sparse, replace_indexers
+from engine.model.sparse_attention import Indexer, ScaledIndexer, check_sparse, replace_indexers
+from engine.model.text_part import TEXT_PART_NAMES
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.tiny_architectures import tiny_config, tiny_model
 from tests.engine.tiny_models import load_tiny, make_checkpoint, tiny_engine
@@ -25,11 +27,23 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 KEY = VectorShape(20, torch.float32)
 
 
-@pytest.fixture
-def proved() -> Callable[[], None]:
-    """Returns what proves a model of two layers, as it is loaded."""
+def some_of_glm() -> PreTrainedModel:
+    return tiny_model("glm_moe_dsa", {"indexer_types": ["full", "shared"] * 2})
+
+
+def some_of_mistral() -> PreTrainedModel:
+    """Returns a model some of whose layers rotate; of those that do not, one takes what another has chosen."""
+    config = tiny_config("mistral_large4").get_text_config()
+    register_language_model(config, TEXT_PART_NAMES)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model.eval()
+
+
+@pytest.fixture(params=[some_of_glm, some_of_mistral])
+def proved(request: pytest.FixtureRequest) -> Callable[[], None]:
+    """Returns what proves a model, as it is loaded."""
     registry.register()
-    model = tiny_model("glm_moe_dsa", {"indexer_types": ["full", "shared"] * 2})
+    model = request.param()
     replace_indexers(model)
     keep_latents(model, torch.float32)
     return lambda: prove_paging(model, 512)
@@ -93,7 +107,43 @@ def test_the_proof_refuses_index_keys_that_are_not_kept(
 def test_the_proof_refuses_index_keys_that_are_not_rotated(
     proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse_attention, "_rotation_of", lambda *_: lambda query, key, *_, **__: (query, key))
+    monkeypatch.setattr(Indexer, "_rotated", lambda _, query, key, rotation: (query, key))
+    with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
+        proved()
+
+
+@pytest.mark.parametrize("proved", [some_of_mistral], indirect=True)
+@pytest.mark.parametrize("part", ["softmax_scaling", "q_input_norm"])
+def test_the_proof_refuses_queries_of_the_indexer_that_lack_a_part(
+    part: str, proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = ScaledIndexer.__init__
+
+    def make_without(self: Any, *args: Any) -> None:
+        make(self, *args)
+        setattr(self, part, Unchanged())
+
+    monkeypatch.setattr(ScaledIndexer, "__init__", make_without)
+    with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
+        proved()
+
+
+class Unchanged(torch.nn.Module):
+    def forward(self, query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return query
+
+
+@pytest.mark.parametrize("proved", [some_of_mistral], indirect=True)
+def test_the_proof_refuses_rotations_where_there_are_none(
+    proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = ScaledIndexer.__init__
+
+    def make_rotating(self: Any, indexer: Any, rotate: Any) -> None:
+        make(self, indexer, rotate)
+        self._num_rotated = indexer.qk_rope_head_dim
+
+    monkeypatch.setattr(ScaledIndexer, "__init__", make_rotating)
     with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
         proved()
 

@@ -27,9 +27,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own code, 
 
 
 def language_model(path: Path, whole: PreTrainedModel) -> PreTrainedModel:
+    config = text_part_of(copy.deepcopy(whole.config))
+    text_models.register_language_model(config, TEXT_PART_NAMES)
     model, info = AutoModelForCausalLM.from_pretrained(
         path,
-        config=text_part_of(copy.deepcopy(whole.config)),
+        config=config,
         key_mapping=TEXT_PART_NAMES,
         dtype=torch.float32,
         output_loading_info=True,

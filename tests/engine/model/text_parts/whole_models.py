@@ -32,6 +32,9 @@ def save_whole_model(
     with _towers_of_timm_left_out():
         model: PreTrainedModel = auto.from_config(config, dtype=torch.float32).eval()
     randomize(model.requires_grad_(False))
+    for name, buffer in model.named_buffers():
+        if name.endswith(("e_score_correction_bias", "rotary_emb.alpha")):
+            buffer.normal_(std=0.1)
     model.save_pretrained(path)
     if kind in _WRITTEN_OTHERWISE:
         change_tensors(path, lambda name, tensor: (name.replace(*_WRITTEN_OTHERWISE[kind]), tensor))

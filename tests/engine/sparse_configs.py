@@ -1,0 +1,26 @@
+"""Configurations of tiny models with sparse attention, to 8 chosen positions."""
+
+from typing import Any
+
+_DSA: dict[str, Any] = {
+    **{"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+    **{"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    **{"index_topk": 8, "index_head_dim": 20, "index_n_heads": 16},
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 24},
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "attention_factor": 1.0}
+SPARSE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v32": ("DeepseekV32Config", {"q_lora_rank": 16, **_DSA}),
+    "glm_moe_dsa": (
+        "GlmMoeDsaConfig",
+        {"q_lora_rank": 16, "indexer_types": ["full", "shared", "full"], **_DSA},
+    ),
+    "mistral_large4": (
+        "MistralLarge4TextConfig",
+        {
+            **{"indexer_types": ["full", "full", "shared"], "no_rope_layers": [1, 0, 1], "kv_source_layers": [0, 1, 0]},
+            "rope_parameters": {**_YARN, "original_max_position_embeddings": 64},
+            **_DSA,
+        },
+    ),
+}
