@@ -15,6 +15,9 @@ MAX_WINDOW = 8
 MIN_INDEX_HEADS = 16
 """Heads of indexers. With few the product of none may be positive: such scores are equal, and torch chooses any."""
 
+_NOT_OF_A_KIND = "idx", "index", "limit"
+"""Parts of names of what layers of one kind may differ by."""
+
 
 def cut_config(config: PreTrainedConfig, num_layers: int) -> None:
     """Cuts a text model's configuration, in place, to that of a model of a few narrow layers."""
@@ -81,13 +84,14 @@ def num_distinct_layers(module: PreTrainedModel) -> int:
 
 
 def _kind(layer: nn.Module) -> str:
-    """Returns a text that is the same for layers which differ by nothing but their weights and their index."""
+    """Returns a text that is the same for layers which differ by nothing but their weights, their index, and bounds of
+    numbers, which concern each token alone."""
     facts = []
     for name, module in layer.named_modules():
         settings = {
             key: value
             for key, value in vars(module).items()
-            if isinstance(value, (int, float, str, type(None))) and "idx" not in key and "index" not in key
+            if isinstance(value, (int, float, str, type(None))) and not any(map(key.__contains__, _NOT_OF_A_KIND))
         }
         shapes = [tuple(parameter.shape) for parameter in module.parameters(recurse=False)]
         facts.append((name, type(module).__name__, sorted(settings.items()), shapes))

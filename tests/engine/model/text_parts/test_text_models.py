@@ -8,14 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, Step3p7TextConfig
 
 from engine.assembly import load_engine
+from engine.attention import registry
 from engine.core.config import EngineConfig
 from engine.core.errors import UnsupportedModelError
 from engine.model.known import text_models
 from engine.model.known.text_models import leave_out_unused
 from engine.model.loader import load_model
+from engine.model.paging_proof import prove_paging
+from engine.model.small_copy import num_distinct_layers
 from engine.model.text_part import TEXT_PART_NAMES, text_part_of
 from tests.engine.model.text_parts.whole_models import save_whole_model
 from tests.engine.served_answers import answers_of, generate, make_prompts, serve
@@ -91,6 +94,27 @@ def add_mtp_layer(path: Path, hidden_size: int) -> None:
     added["model.layers.4.transformer.shared_head.norm.weight"] = torch.randn(hidden_size)
     added["model.layers.4.transformer.shared_head.output.weight"] = torch.randn(128, hidden_size)
     save_file(tensors | added, file, metadata={"format": "pt"})
+
+
+def test_a_copy_of_few_layers_is_proved_where_the_last_ones_have_other_bounds() -> None:
+    """The published configuration of Step 3.7, with as many layers as fit."""
+    registry.register()
+    kinds = ["full_attention", *["sliding_attention"] * 3]
+    config = Step3p7TextConfig(
+        **{"num_hidden_layers": 8, "num_nextn_predict_layers": 1, "layer_types": [*kinds * 2, "sliding_attention"]},
+        **{"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "share_expert_dim": 32},
+        **{"head_dim": 16, "num_attention_heads": 4, "num_attention_groups": 2, "vocab_size": 128, "sliding_window": 8},
+        attention_other_setting={"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 16},
+        **{"moe_num_experts": 4, "moe_top_k": 2, "moe_layers_enum": "3,4,5,6,7", "moe_router_scaling_factor": 3.0},
+        rope_theta=[5_000_000.0, 10_000.0, 10_000.0, 10_000.0] * 2 + [10_000.0],
+        partial_rotary_factors=[0.5, 1.0, 1.0, 1.0] * 2 + [1.0],
+        swiglu_limits=[0.0] * 6 + [7.0, 7.0, 0.0],
+        swiglu_limits_shared=[0.0] * 7 + [16.0, 0.0],
+    )
+    text_models.register_language_model(config, TEXT_PART_NAMES)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert num_distinct_layers(model) == 5
+    prove_paging(model, 512)
 
 
 def test_a_text_that_is_read_in_both_directions_is_refused(tmp_path: Path) -> None:
