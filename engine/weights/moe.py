@@ -22,7 +22,15 @@ from engine.weights.rank_group import ALONE, RankGroup
 if TYPE_CHECKING:
     from engine.weights.triton_experts import TritonExperts
 
-__all__ = ["PackedExperts", "PackedLlama4Experts", "is_experts", "is_router", "pack_experts", "pack_router"]
+__all__ = [
+    "PackedExperts",
+    "PackedLlama4Experts",
+    "is_experts",
+    "is_router",
+    "loops_over_experts",
+    "pack_experts",
+    "pack_router",
+]
 
 _PLAIN_EXPERTS = ("Step3p7Experts",)
 """Classes of experts with a gate of their own that are not described by transformers' `use_experts_implementation`."""
@@ -30,15 +38,21 @@ _PLAIN_EXPERTS = ("Step3p7Experts",)
 
 def pack_experts(module: nn.Module, pack: Pack, group: RankGroup = ALONE) -> "PackedExperts | PackedLlama4Experts":
     """Returns the packed replacement of a module for which `is_experts` holds, with a rank's part of every expert."""
-    if type(module).__name__ in _PLAIN_EXPERTS:
+    if loops_over_experts(module):
         vars(module).update(has_gate=True, has_bias=False, is_transposed=False)
     kind = PackedExperts if _has_experts_interface(module) else PackedLlama4Experts
     return kind(module, pack, group)
 
 
+def loops_over_experts(module: nn.Module) -> bool:
+    """Whether the module is a layer of experts whose own code reads which of them are chosen."""
+    return type(module).__name__ in _PLAIN_EXPERTS
+
+
 def is_experts(module: nn.Module) -> bool:
     """Whether the module is a layer of experts whose formula is known."""
-    return _has_experts_interface(module) or type(module).__name__ in ("Llama4TextExperts", *_PLAIN_EXPERTS)
+    is_described = _has_experts_interface(module)
+    return is_described or loops_over_experts(module) or type(module).__name__ == "Llama4TextExperts"
 
 
 def _has_experts_interface(module: nn.Module) -> bool:

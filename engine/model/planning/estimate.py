@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from engine.attention.kv_cache import bytes_per_block
@@ -23,6 +24,7 @@ from engine.model.small_copy import num_distinct_layers
 from engine.model.sparse_attention import replace_indexers
 from engine.model.step_work import size_of
 from engine.runner.window_groups import groups_of_layers
+from engine.weights.moe import loops_over_experts
 
 __all__ = ["Estimate", "estimate"]
 
@@ -69,6 +71,7 @@ def _estimate(config: EngineConfig) -> Estimate:
     route_recurrent_functions(module)
     replace_indexers(module)
     keep_latents(module, dtype)
+    _leave_out_choices(module)
     text_config = hf_config.get_text_config(decoder=True)
     calls = probe_layers(module, device)
     if not calls:
@@ -85,3 +88,10 @@ def _estimate(config: EngineConfig) -> Estimate:
         num_layers=text_config.num_hidden_layers,
         num_distinct_layers=num_distinct_layers(module),
     )
+
+
+def _leave_out_choices(module: nn.Module) -> None:
+    """Has experts give nothing whose code reads which are chosen: that is not known without numbers."""
+    for each in module.modules():
+        if loops_over_experts(each):
+            each.forward = lambda hidden_states, *_: torch.zeros_like(hidden_states)

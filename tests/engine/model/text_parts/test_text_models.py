@@ -18,6 +18,7 @@ from engine.model.known import text_models
 from engine.model.known.text_models import leave_out_unused
 from engine.model.loader import load_model
 from engine.model.paging_proof import prove_paging
+from engine.model.planning.estimate import estimate
 from engine.model.small_copy import num_distinct_layers
 from engine.model.text_part import TEXT_PART_NAMES, text_part_of
 from tests.engine.model.text_parts.whole_models import save_whole_model
@@ -115,6 +116,22 @@ def test_a_copy_of_few_layers_is_proved_where_the_last_ones_have_other_bounds() 
     model = AutoModelForCausalLM.from_config(config).eval()
     assert num_distinct_layers(model) == 5
     prove_paging(model, 512)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_takes_is_told_without_weights(kind: str, tmp_path: Path) -> None:
+    config = tiny_config(kind)
+    config.save_pretrained(tmp_path)
+    told = estimate(str(tmp_path))
+    assert told.architecture.endswith("TextForCausalLM")
+    assert told.num_layers == config.get_text_config(decoder=True).num_hidden_layers
+    assert told.kv_block_bytes > 0 < told.num_weights
+
+
+def test_it_runs_with_weights_of_random_numbers(tmp_path: Path) -> None:
+    tiny_config("step3p7").save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy", num_blocks=64)
+    assert answers_of(load_engine(config), make_prompts()[:1])
 
 
 def test_a_text_that_is_read_in_both_directions_is_refused(tmp_path: Path) -> None:
