@@ -1,11 +1,11 @@
 """How much prompt the next prefill step may compute: limited in tokens and, between two decode steps, in time;
 torch-free."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
 
 from engine.core.request import Request
+from engine.scheduling.cost.num_within import num_within
 from engine.scheduling.cost.step_cost import NO_PREFILL, StepCosts, with_chunk
 
 _MIN_CHUNK = 16  # tokens: prefill makes progress whatever it costs, and no step is wasted on fewer
@@ -58,12 +58,8 @@ class PrefillBudget:
         return count
 
     def _num_fitting(self, request: Request, wanted: int) -> int:
-        """Returns how many tokens of [0, wanted] fit into the time, by bisection: the bound never falls as tokens are
-        added."""
-        counts = range(1, wanted + 1)
-        return bisect_right(
-            counts, self._max_s, key=lambda count: self._costs.prefill_bound(self._work_with(request, count))
-        )
+        """Returns how many tokens of [0, wanted] fit into the time: the bound never falls as tokens are added."""
+        return num_within(self._max_s, wanted, lambda count: self._costs.prefill_bound(self._work_with(request, count)))
 
     def _work_with(self, request: Request, count: int) -> tuple[float, ...]:
         return with_chunk(self._work, request.num_computed_tokens, count, request.scores_prompt)
