@@ -64,8 +64,7 @@ class CostModel:
         faded = (_KEPT * trusted for trusted in self._trusted)
         self._trusted = tuple(map(max, self._always_trusted, doubled, faded))
         self._add([amount / seconds for amount in work], _KEPT if ratio < _SURPRISE else _KEPT_IF_SURPRISED)
-        for _ in range(_NUM_SWEEPS):
-            self._sweep()
+        self._sweep()
 
     def _expected(self, work: Work) -> float:
         return sum(map(mul, self._coefficients, work), 0.0)
@@ -85,11 +84,11 @@ class CostModel:
             self._products[index] = [kept * old + amount * other for old, other in zip(row, relative, strict=True)]
 
     def _sweep(self) -> None:
-        """Sets each coefficient in turn to its best value given the others."""
-        for index, row in enumerate(self._products):
-            own = row[index]
-            if own < _NOTHING:
-                continue  # this amount was never observed, or not lately: its coefficient stays
-            old = self._coefficients[index]
-            rest = self._sums[index] - sum(map(mul, row, self._coefficients)) + own * old
-            self._coefficients[index] = max(0.0, rest / own)
+        """Sets each coefficient in turn to its best value given the others, several times. Those of amounts that were
+        never observed, or not lately, stay."""
+        coefficients, rows = self._coefficients, enumerate(zip(self._products, self._sums, strict=True))
+        seen = [(index, row, row[index], total) for index, (row, total) in rows if row[index] >= _NOTHING]
+        for _ in range(_NUM_SWEEPS):
+            for index, row, own, total in seen:
+                rest = total - sum(map(mul, row, coefficients)) + own * coefficients[index]
+                coefficients[index] = max(0.0, rest / own)

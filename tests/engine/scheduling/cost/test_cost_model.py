@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from math import inf
+from operator import mul
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,18 @@ def fitted(law: Work, num_seen: int, noise: float = 0.0, seed: int = 1) -> CostM
     for work, _ in zip(works(rng), range(num_seen), strict=False):
         model.observe(work, cost(law, work) * rng.lognormvariate(0, noise))
     return model
+
+
+class PlainCostModel(CostModel):
+    """Goes over every amount anew in each sweep, without what is known before the first."""
+
+    def _sweep(self) -> None:
+        for _ in range(8):
+            for index, row in enumerate(self._products):
+                if row[index] >= 1e-9:
+                    old = self._coefficients[index]
+                    rest = self._sums[index] - sum(map(mul, row, self._coefficients)) + row[index] * old
+                    self._coefficients[index] = max(0.0, rest / row[index])
 
 
 def observed(model: CostModel, work: Work, *durations: float) -> CostModel:
@@ -170,3 +183,14 @@ def test_no_time_at_all_is_no_error() -> None:
 def test_a_machine_that_does_as_it_likes_makes_the_bound_no_more_than_twice_the_prediction() -> None:
     model = observed(CostModel(TRUSTED), ALIKE, *[0.08, 0.8] * 300)
     assert model.bound(ALIKE) == pytest.approx(2 * (model.predict(ALIKE) or 0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 99), noise=st.sampled_from([0.0, 0.3]))
+def test_what_is_learnt_is_the_plain_descent_to_the_last_bit(seed: int, noise: float) -> None:
+    rng, models = random.Random(seed), (CostModel(TRUSTED), PlainCostModel(TRUSTED))
+    for work, _ in zip(works(rng), range(30), strict=False):
+        seconds = cost((1e-2, 4e-5, 0.0, 1e-9, 1e-4), work) * rng.lognormvariate(0, noise)
+        for model in models:
+            model.observe(work, seconds)
+        assert models[0].coefficients == models[1].coefficients
