@@ -94,9 +94,10 @@ class BlockTables:
 
     def cut(self, request: Request) -> list[int]:
         """Returns the blocks behind the request's own tokens, which are to be given back."""
-        num_needed, given_back = self.num_blocks(request.num_tokens), list[int]()
+        num_needed = self.num_blocks(request.num_tokens)
         if num_needed >= len(request.block_table):  # than which no other table is longer
-            return given_back
+            return []
+        given_back: list[int] = []
         for table in tables_of(request):
             given_back += table[num_needed:]
             del table[num_needed:]

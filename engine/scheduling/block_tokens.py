@@ -6,8 +6,11 @@ becomes its own.
 
 import struct
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+TokensOf = Callable[[], Sequence[int]]
+"""Returns the tokens of a block."""
 
 _TOKEN_BYTES = 4
 
@@ -15,8 +18,9 @@ _TOKEN_BYTES = 4
 class BlockTokens(Protocol):
     """What the prefix cache remembers of its blocks' tokens."""
 
-    def add(self, parent: bytes, token_ids: Sequence[int], block_hash: bytes) -> None:
-        """Remembers a block by its hash: its tokens, and the hash of what is before them."""
+    def add(self, parent: bytes, token_ids: TokensOf, block_hash: bytes) -> None:
+        """Remembers a block by its hash: its tokens, which it asks for if it keeps them, and the hash of what is before
+        them."""
 
     def remove(self, block_hash: bytes) -> None:
         """Forgets a block, if it is remembered."""
@@ -37,8 +41,8 @@ class SortedBlockTokens:
         self._blocks_behind: dict[bytes, list[tuple[bytes, bytes]]] = {}  # tokens and hashes, in order
         self._place_of: dict[bytes, tuple[bytes, bytes]] = {}  # what is before a block, and its tokens
 
-    def add(self, parent: bytes, token_ids: Sequence[int], block_hash: bytes) -> None:
-        tokens = _ordered(token_ids)
+    def add(self, parent: bytes, token_ids: TokensOf, block_hash: bytes) -> None:
+        tokens = _ordered(token_ids())
         insort(self._blocks_behind.setdefault(parent, []), (tokens, block_hash))
         self._place_of[block_hash] = parent, tokens
 
@@ -65,7 +69,7 @@ class SortedBlockTokens:
 class NoBlockTokens:
     """Remembers nothing: the state of models whose layers have recurrent states, which no block holds."""
 
-    def add(self, parent: bytes, token_ids: Sequence[int], block_hash: bytes) -> None:
+    def add(self, parent: bytes, token_ids: TokensOf, block_hash: bytes) -> None:
         pass
 
     def remove(self, block_hash: bytes) -> None:

@@ -8,6 +8,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from engine.core.block_records import BlockRecords, NoBlockRecords
@@ -144,11 +145,13 @@ class PrefixCache:
     def remember(self, request: Request, index: int, group: int, block_id: int) -> bool:
         """Remembers a block that holds the request's full block `index` in a group of layers; False if another block is
         known that does."""
-        if not self.put(self.key(request, index, group), block_id):
+        block_hash = self._hash_of(request, index)
+        if not self.put(_in_group(block_hash, group), block_id):
             return False
         if group == 0:
-            tokens = request.token_ids(index * self._block_size, (index + 1) * self._block_size)
-            self._tokens.add(self._hash_of(request, index - 1), tokens, self._hash_of(request, index))
+            start = index * self._block_size
+            tokens = partial(request.token_ids, start, start + self._block_size)
+            self._tokens.add(self._hash_of(request, index - 1), tokens, block_hash)
         return True
 
     def key(self, request: Request, index: int, group: int) -> bytes:

@@ -47,9 +47,11 @@ def share_of(
     """Returns the share that computes the request's next `num_tokens` own tokens, and its draft."""
     start = request.num_computed_tokens
     end = start + num_tokens
+    token_ids = request.token_ids(start, end)
+    token_ids.extend(draft.token_ids)
     return ScheduledRequest(
         request_id=request.request_id,
-        token_ids=[*request.token_ids(start, end), *draft.token_ids],
+        token_ids=token_ids,
         start=start,
         block_table=tuple(request.block_table),
         window_tables=tuple(map(tuple, request.window_tables)),

@@ -142,7 +142,8 @@ class Scheduler:
             request = self._requests.get(scheduled.request_id)
             if request is None:
                 continue  # aborted since
-            request.prompt_logprobs += pack_scores(result.prompt_logprobs)
+            if result.prompt_logprobs:
+                request.prompt_logprobs += pack_scores(result.prompt_logprobs)
             if scheduled.samples:
                 updates.append(self._append(request, scheduled, result))
             else:

@@ -79,7 +79,7 @@ class RandomPolicy(_BlindPolicy):
         self._random = random.Random(seed)
 
     def choose(self, prompt: RoutedPrompt, excluded: Collection[str] = ()) -> str | None:
-        left = [replica for replica in self._replicas if replica not in excluded]
+        left = [replica for replica in self._replicas if replica not in excluded] if excluded else [*self._replicas]
         return self._random.choice(left) if left else None
 
     def sent(self, prompt: RoutedPrompt, replica: str) -> None:

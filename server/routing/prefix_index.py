@@ -26,7 +26,8 @@ class PrefixIndex:
 
     def depth(self, replica: str, digests: Sequence[bytes]) -> int:
         """Returns how many of a prompt's first digests the replica has."""
-        return bisect_left(digests, True, key=lambda digest: not self.has(replica, digest))
+        own = self._digests_of.get(replica)
+        return bisect_left(digests, True, key=lambda digest: digest not in own) if own else 0
 
     def deepest(self, digests: Sequence[bytes]) -> int:
         """Returns how many of a prompt's first digests any replica has."""

@@ -1,5 +1,6 @@
 """Of the blocks behind a prefix the one is found that agrees longest, and nothing is kept of those forgotten."""
 
+from functools import partial
 from itertools import takewhile
 
 from hypothesis import given
@@ -31,7 +32,7 @@ def test_the_block_that_agrees_longest_is_found(
 ) -> None:
     tokens = SortedBlockTokens()
     for number, (before, block) in enumerate(blocks):
-        tokens.add(before, block, bytes([number]))
+        tokens.add(before, partial(tuple, block), bytes([number]))
     for number in forgotten:
         tokens.remove(bytes([number]))
     left = [block for number, (before, block) in enumerate(blocks) if before == parent and number not in forgotten]
@@ -45,11 +46,11 @@ def test_the_block_that_agrees_longest_is_found(
 def test_nothing_is_kept_of_forgotten_blocks() -> None:
     tokens = SortedBlockTokens()
     for number in range(8):
-        tokens.add(b"parent", (number, 1), bytes([number]))
+        tokens.add(b"parent", partial(tuple, (number, 1)), bytes([number]))
     for number in range(8):
         tokens.remove(bytes([number]))
         tokens.remove(bytes([number]))  # as often as wanted
     assert not tokens._blocks_behind and not tokens._place_of
-    tokens.add(b"parent", (1, 2), b"hash")
+    tokens.add(b"parent", partial(tuple, (1, 2)), b"hash")
     tokens.clear()
     assert tokens.longest(b"parent", (1, 2)) == (0, b"")
