@@ -27,7 +27,7 @@ from engine.scheduling.block_tables import BlockTables, tables_of
 from engine.scheduling.draft_kv import DraftKV, NoDraftKV
 from engine.scheduling.prefix_cache import BlockCache, PrefixMatch
 from engine.scheduling.prefix_matcher import PrefixMatcher
-from engine.scheduling.prefix_steering import PrefixSteering
+from engine.scheduling.prefix_steering import NoPrefixSteering, PrefixSteering
 from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 
@@ -56,14 +56,16 @@ class KVAllocator:
         draft_kv: DraftKV | None = None,
         max_retained: int = 0,
         tables: BlockTables | None = None,
+        steering: PrefixSteering | NoPrefixSteering | None = None,
     ) -> None:
         """Hands out `num_blocks` blocks of `block_size` tokens each, of which `max_retained` may be retained, and
         `slots` and `checkpoints`, if the model has states; `draft_kv` knows in which blocks the draft model's keys and
-        values are, if it has any of its own; `tables` lays out block tables, if a request has several."""
+        values are, if it has any of its own; `tables` lays out block tables, if a request has several; `steering`
+        answers for what tenants' keys are used with, unless nobody asks."""
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks, cache, max_retained)
         self._cache = cache
-        self._steering = PrefixSteering(self._pool, cache, block_size)
+        self._steering = steering or PrefixSteering(self._pool, cache, block_size)
         self._now_s = 0.0
         self._slots = slots or NoStateSlots()
         self._checkpoints = checkpoints or NoStateCheckpoints()
@@ -263,8 +265,9 @@ class KVAllocator:
 
     def _unpin(self, request: Request) -> None:
         """Gives up what the request copied to go on from, or would have."""
-        self._pool.release([source for source, _ in request.block_copies])
-        request.block_copies = ()
+        if request.block_copies:
+            self._pool.release([source for source, _ in request.block_copies])
+            request.block_copies = ()
         if request.restored_slot is not None:
             self._checkpoints.unpin(request.restored_slot)
             request.restored_slot = None

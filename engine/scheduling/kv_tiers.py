@@ -19,6 +19,7 @@ from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.draft_kv import DraftKV
 from engine.scheduling.kv_allocator import KVAllocator, PrefixCounts, PrefixMatch
 from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.prefix_steering import NoPrefixSteering, PrefixSteering
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 from engine.scheduling.state_tiers import NoTieredCheckpoints, TieredCheckpoints
 from engine.scheduling.tiered_prefixes import Reading, TieredPrefixes
@@ -64,11 +65,12 @@ class TieredKVAllocator(KVAllocator):
         draft_kv: DraftKV,
         max_retained: int,
         tables: BlockTables | None = None,
+        steering: PrefixSteering | NoPrefixSteering | None = None,
         *,
         stored: StoredBlocks,
         costs: StepCosts,
     ) -> None:
-        super().__init__(num_blocks, block_size, cache, slots, checkpoints, draft_kv, max_retained, tables)
+        super().__init__(num_blocks, block_size, cache, slots, checkpoints, draft_kv, max_retained, tables, steering)
         self._hashed = cache
         self._states = checkpoints
         self._prefixes = TieredPrefixes(self._matcher, cache, checkpoints, self._tables, stored)

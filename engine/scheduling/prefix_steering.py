@@ -69,3 +69,16 @@ class PrefixSteering:
 
     def _in_all_groups(self, block_hashes: Sequence[bytes]) -> list[int]:
         return [block_id for each in block_hashes for block_id in self._cache.blocks_of(each)]
+
+
+class NoPrefixSteering:
+    """Follows nothing, where nobody retains, sees or drops anything: requests of a simulation have no keys."""
+
+    def used(self, request: Request, now_s: float) -> None:
+        pass
+
+    def cached(self, tenant: str, now_s: float, count_stored: CountStored) -> list[CachedPrefixes]:
+        return []
+
+    def drop(self, tenant: str, key: str | None) -> list[bytes]:
+        return []

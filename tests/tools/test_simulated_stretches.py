@@ -1,17 +1,19 @@
 """Decode steps that the simulator runs at once: nothing differs from one step after the other, to the last bit."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.request import Request
 from server.routing.policies import new_policy
 from tests.fuzz import num_examples
 from tools.simulate.cluster import Cluster, ClusterSettings
 from tools.simulate.replica import ReplicaSettings, SimulatedReplica
-from tools.simulate.stretches import Stretch
+from tools.simulate.stretches import Stretch, StretchingScheduler
 from tools.simulate.trace import TraceSettings, sessions
 
 TRACE = TraceSettings(
@@ -68,6 +70,30 @@ def test_most_steps_are_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             outcome(ClusterSettings(3, REPLICA, step_by_step=is_single), TRACE, "random", 0)
         counts.append(begin_step.call_count)
     assert 0 < counts[1] < counts[0] / 2
+
+
+def test_decode_steps_behind_prefill_steps_are_run_at_once_though_others_wait() -> None:
+    cluster = Cluster(ClusterSettings(1, REPLICA), new_policy("random"), sessions(TRACE, 0), 0)
+    seen: list[tuple[int, int]] = []
+    begin = StretchingScheduler.alike
+
+    def alike(scheduler: StretchingScheduler, block_size: int) -> tuple[Sequence[Request], int]:
+        requests, num_steps = begin(scheduler, block_size)
+        if num_steps and len(requests) < scheduler.stats.num_running + scheduler.stats.num_waiting:
+            seen.append((num_steps, scheduler.stats.num_waiting))
+        return requests, num_steps
+
+    with patch.object(StretchingScheduler, "alike", alike):
+        cluster.run()
+    assert {num_steps for num_steps, _ in seen} == {1} and any(num_waiting for _, num_waiting in seen)
+
+
+def test_a_scheduler_that_records_keys_decides_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    for _ in range(2):
+        outcomes.append(outcome(ClusterSettings(3, REPLICA, has_store=True), TRACE, "prefix-aware", 0))
+        monkeypatch.setattr("tools.simulate.replica.NoPrefixSteering", lambda: None)
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_stretch_that_is_cut_ends_with_the_step_under_way() -> None:

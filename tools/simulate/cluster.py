@@ -290,6 +290,8 @@ class Cluster:
         return self._reported_s[replica.name] + self._settings.report_s
 
     def _tell(self, replica: SimulatedReplica, updates: list[RequestUpdate]) -> None:
+        if not updates:
+            return
         tell = self._on_stored if replica.name in self._prefill_names else self._on_update
         for update in updates:
             tell(update)

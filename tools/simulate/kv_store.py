@@ -46,6 +46,8 @@ class Copies:
 
     def take_ended(self, now_s: float) -> list[EndedTransfer]:
         """Returns the copies that have ended by now. What was stored can be found from now on."""
+        if not self._under_way:
+            return []
         ended = [transfer for end_s, transfer in self._under_way if end_s <= now_s]
         self._under_way = [each for each in self._under_way if each[0] > now_s]
         for transfer in ended:

@@ -13,6 +13,7 @@ from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.kv_tiers import TieredKVAllocator
 from engine.scheduling.prefill_budget import PrefillPace
 from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.prefix_steering import NoPrefixSteering
 from engine.scheduling.speculation.planner import SpeculationPlanner
 from engine.scheduling.state_slots import NoStateSlots
 from engine.scheduling.state_tiers import NoTieredCheckpoints
@@ -123,7 +124,8 @@ class SimulatedReplica:
 
     def end_copies(self, now_s: float) -> list[RequestUpdate]:
         """Ends the copies whose time has come, between steps, and returns what can be told now."""
-        self._kv.end_transfers(self._copies.take_ended(now_s))
+        if ended := self._copies.take_ended(now_s):
+            self._kv.end_transfers(ended)
         return self._told(self._hand_overs.settle([]))
 
     def begin_step(self, now_s: float) -> float | None:
@@ -135,20 +137,24 @@ class SimulatedReplica:
             return None
         self._batch = batch
         seconds = self._prices.seconds(batch)
-        predicted_s = self._costs.predict(batch) or 0.0
-        if batch.phase is Phase.PREFILL or abs(predicted_s - seconds) > _LEARNT * seconds:
+        if batch.phase is Phase.PREFILL or self._surprises(batch, seconds):
             self._costs.observe(batch, seconds)
         self.step_end_s = now_s + seconds
         return self.step_end_s
 
+    def _surprises(self, batch: Batch, seconds: float) -> bool:
+        return abs((self._costs.predict(batch) or 0.0) - seconds) > _LEARNT * seconds
+
     def try_begin_stretch(self, now_s: float, until_s: float) -> float | None:
         """Begins as many decode steps as can be foreseen, up to the first that ends at `until_s` or later, and returns
         when they end; None, and begins nothing, if a step has to be begun by itself."""
-        if self.next_copy_s is not None or not (num_steps := self._scheduler.num_alike(self._block_size)):
+        if self.next_copy_s is not None:
             return None
-        requests = list(self._scheduler.running)
+        requests, num_steps = self._scheduler.alike(self._block_size)
+        if not num_steps:
+            return None
         num_rows, contexts = len(requests), sum([request.num_tokens for request in requests])
-        if not all(self._is_known(num_rows, contexts + num_rows * step) for step in (0, num_steps - 1)):
+        if not all(self._is_known(num_rows, contexts + num_rows * step) for step in {0, num_steps - 1}):
             return None
         ends_s, end_s, decode_s = list[float](), now_s, self._prices.decode_s
         for step in range(num_steps):
@@ -208,10 +214,11 @@ def _output(request: ScheduledRequest) -> RequestStepOutput:
 
 def _allocator(settings: ReplicaSettings, costs: StepCosts, store: SharedStore | None) -> KVAllocator:
     cache = PrefixCache(settings.block_size)
+    num_blocks, block_size, steering = settings.num_blocks, settings.block_size, NoPrefixSteering()
     if store is None:
-        return KVAllocator(settings.num_blocks, settings.block_size, cache)
-    without = NoStateSlots(), NoTieredCheckpoints(), NoDraftKV(), 0
-    return TieredKVAllocator(settings.num_blocks, settings.block_size, cache, *without, stored=store, costs=costs)
+        return KVAllocator(num_blocks, block_size, cache, steering=steering)
+    without = NoStateSlots(), NoTieredCheckpoints(), NoDraftKV(), 0, None
+    return TieredKVAllocator(num_blocks, block_size, cache, *without, steering, stored=store, costs=costs)
 
 
 def _scheduler(settings: ReplicaSettings, costs: StepCosts, kv: KVAllocator) -> StretchingScheduler:

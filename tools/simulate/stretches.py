@@ -41,16 +41,21 @@ class Stretch:
 class StretchingScheduler(Scheduler):
     """The engine's scheduler, which also says how many steps will be alike, and does at once what these do."""
 
-    def num_alike(self, block_size: int) -> int:
-        """Returns how many of the next steps give each running request one token and do nothing else, if no request
-        comes or goes meanwhile: none waits or ends, none fills or needs a block. It takes requests to draft nothing."""
-        if len(self._waiting) or len(self._loading) or self._kv.has_transfers:
-            return 0
-        return min([_num_alike(request, block_size) for request in self._running], default=0)
-
-    @property
-    def running(self) -> Sequence[Request]:
-        return self._running
+    def alike(self, block_size: int) -> tuple[Sequence[Request], int]:
+        """Returns requests, and how many of the next steps give each of these one token and do nothing else, if none
+        comes or goes meanwhile: none ends, none fills or needs a block. Where others wait or are in prefill, these
+        steps are the decode step behind a prefill step, if it is next. It takes requests to draft nothing."""
+        if len(self._loading) or self._kv.has_transfers:
+            return (), 0
+        is_next_alone = self._last_phase is Phase.PREFILL
+        if len(self._waiting) and not is_next_alone:
+            return (), 0
+        requests = [request for request in self._running if not request.needs_prefill]
+        is_alone = len(requests) == len(self._running) and not len(self._waiting)
+        if not (requests and (is_alone or is_next_alone)):
+            return (), 0
+        num_steps = _num_alike(requests, block_size)
+        return requests, num_steps if is_alone else min(num_steps, 1)
 
     def run(self, stretch: Stretch) -> None:
         """Does what the steps of a stretch do, which the model counts in: each token is the one before it plus one."""
@@ -65,9 +70,15 @@ class StretchingScheduler(Scheduler):
             self._waiting.charge(request, num_steps)
 
 
-def _num_alike(request: Request, block_size: int) -> int:
-    lacks_block = len(request.block_table) * block_size < request.num_tokens
-    if lacks_block or request.needs_prefill or not request.is_announced:
-        return 0
-    num_left = request.asked.params.max_tokens - len(request.output_token_ids) - 1
-    return min(num_left, -request.num_tokens % block_size)
+def _num_alike(requests: Sequence[Request], block_size: int) -> int:
+    """Returns for how many decode steps none of the requests ends, or fills or needs a block."""
+    least = None
+    for request in requests:
+        num_tokens, num_output = request.num_tokens, len(request.output_token_ids)
+        if not request.is_announced or len(request.block_table) * block_size < num_tokens:
+            return 0
+        num_steps = min(request.asked.params.max_tokens - num_output - 1, -num_tokens % block_size)
+        if num_steps == 0:
+            return 0
+        least = num_steps if least is None else min(least, num_steps)
+    return least or 0
