@@ -155,3 +155,25 @@ def test_the_program_prints_a_row_for_each_policy(capsys: pytest.CaptureFixture[
     header, _, *rows = capsys.readouterr().out.splitlines()
     assert "hit rate" in header
     assert [row.split()[1] for row in rows] == ["random", "prefix-aware"] and all("8 of 8" in row for row in rows)
+
+
+def test_policies_that_are_simulated_at_once_have_the_same_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--replicas",
+        "2",
+        "--requests",
+        "30",
+        "--deaths",
+        "1",
+        "--policy",
+        "random",
+        "--policy",
+        "least-loaded",
+    ]
+    tables = []
+    for jobs in ("1", "2"):
+        assert main([*arguments, "--jobs", jobs]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and tables[0].count("30 of 30") == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--jobs", "0"])

@@ -5,6 +5,10 @@ import gc
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from server.routing.policies import NAMES, new_policy
@@ -38,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--blocks must have room for the {trace.max_model_len} tokens of the longest conversation")
     if not 0 <= options.prefill_replicas < options.replicas:
         parser.error("--prefill-replicas must leave replicas that decode")
+    if options.jobs < 1:
+        parser.error("--jobs must be at least 1")
     cluster = ClusterSettings(
         options.replicas,
         replica,
@@ -46,14 +52,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_prefill=options.prefill_replicas,
         has_store=options.kv_store,
     )
-    results = {}
+    names = list(dict.fromkeys(options.policy or NAMES))
+    summarize = partial(_summary, trace=trace, cluster=cluster, seed=options.seed)
+    if options.jobs == 1:
+        summaries = list(map(summarize, names))
+    else:
+        with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+            summaries = list(pool.map(summarize, names))
+    print(table({name: each.row for name, each in zip(names, summaries, strict=True)}))
+    return int(any(each.num_wrong for each in summaries))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is told of a simulation."""
+
+    row: dict[str, str]
+    num_wrong: int
+
+
+def _summary(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Summary:
     gc.set_threshold(100_000, 50, 1000)  # nearly all objects here are the scheduler's, and none is a part of a cycle
-    for name in options.policy or NAMES:
-        started_s = time.monotonic()
-        results[name] = simulate(name, trace, cluster, options.seed)
-        print(f"{name}: {results[name].end_s:.0f} s in {time.monotonic() - started_s:.0f} s", file=sys.stderr)
-    print(table(results))
-    return int(any(each.num_wrong for each in results.values()))
+    started_s = time.monotonic()
+    results = simulate(name, trace, cluster, seed)
+    print(f"{name}: {results.end_s:.0f} s in {time.monotonic() - started_s:.0f} s", file=sys.stderr)
+    return Summary(results.row(), results.num_wrong)
 
 
 def _replay(path: Path, names: Sequence[str] | None) -> int:
@@ -86,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--blocks", type=int, default=1280, help="KV blocks of a replica, of 128 tokens (%(default)s)")
     parser.add_argument("--deaths", type=int, default=0, help="replicas that die on the way (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="policies that are simulated at once, each in a process (%(default)s)"
+    )
     parser.add_argument(
         "--policy",
         action="append",

@@ -84,10 +84,10 @@ class Results:
         }
 
 
-def table(rows: dict[str, Results]) -> str:
-    """Returns the results as a table in Markdown, one row for each name."""
-    cells = [["policy", *next(iter(rows.values())).row()]]
-    cells += [[name, *results.row().values()] for name, results in rows.items()]
+def table(rows: dict[str, dict[str, str]]) -> str:
+    """Returns rows of results as a table in Markdown, one for each name."""
+    cells = [["policy", *next(iter(rows.values()))]]
+    cells += [[name, *row.values()] for name, row in rows.items()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     cells.insert(1, ["-" * width for width in widths])
     lines = (" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
