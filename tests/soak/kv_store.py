@@ -232,7 +232,8 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, default="embedded", help="which to serve (default: embedded)")
     arguments = parser.parse_args()
     soak, problems = run(arguments.conversations, arguments.seed, MODELS[arguments.model])
-    print(f"{soak.num_prompt_tokens} prompt tokens, {soak.num_computed} computed", flush=True)
+    again = f"{soak.num_computed_again} of these though a file held them"
+    print(f"{soak.num_prompt_tokens} prompt tokens, {soak.num_computed} computed, {again}", flush=True)
     print("\n".join(problems) or "every answer equal, nothing computed twice, the files within their budget")
     return 1 if problems else 0
 
