@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from server.routing.policies import NAMES
 from server.routing.policy import PrefixAwarePolicy
-from tools.simulate.__main__ import main, simulate
+from tools.simulate.__main__ import main
 from tools.simulate.cluster import Cluster, ClusterSettings
 from tools.simulate.kv_store import SharedStore
 from tools.simulate.replica import ReplicaSettings, SimulatedReplica, StepPrices
 from tools.simulate.results import Results
+from tools.simulate.summaries import simulate
 from tools.simulate.trace import TraceSettings, sessions
 
 TRACE = TraceSettings(

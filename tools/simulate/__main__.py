@@ -1,30 +1,20 @@
 """`python -m tools.simulate`: compares routing policies over many replicas, in virtual time."""
 
 import argparse
-import gc
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from server.routing.policies import NAMES, new_policy
+from server.routing.policies import NAMES
 from server.routing.recording import replay
-from tools.simulate.cluster import Cluster, ClusterSettings
+from tools.simulate.cluster import ClusterSettings
 from tools.simulate.replica import ReplicaSettings
-from tools.simulate.results import Results, table
-from tools.simulate.trace import TraceSettings, sessions
-
-
-def simulate(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Results:
-    """Runs a trace to its end, under the policy of this name. Equal arguments give equal results."""
-    policy, prefill_policy = (
-        new_policy(name, seed=seed, max_digests=cluster.replica.num_blocks) for _ in ("decode", "prefill")
-    )
-    return Cluster(cluster, policy, sessions(trace, seed), seed, prefill_policy).run()
+from tools.simulate.results import table
+from tools.simulate.summaries import summary_of
+from tools.simulate.trace import TraceSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         has_store=options.kv_store,
     )
     names = list(dict.fromkeys(options.policy or NAMES))
-    summarize = partial(_summary, trace=trace, cluster=cluster, seed=options.seed)
+    summarize = partial(summary_of, trace=trace, cluster=cluster, seed=options.seed)
     if options.jobs == 1:
         summaries = list(map(summarize, names))
     else:
@@ -61,22 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             summaries = list(pool.map(summarize, names))
     print(table({name: each.row for name, each in zip(names, summaries, strict=True)}))
     return int(any(each.num_wrong for each in summaries))
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What is told of a simulation."""
-
-    row: dict[str, str]
-    num_wrong: int
-
-
-def _summary(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Summary:
-    gc.set_threshold(100_000, 50, 1000)  # nearly all objects here are the scheduler's, and none is a part of a cycle
-    started_s = time.monotonic()
-    results = simulate(name, trace, cluster, seed)
-    print(f"{name}: {results.end_s:.0f} s in {time.monotonic() - started_s:.0f} s", file=sys.stderr)
-    return Summary(results.row(), results.num_wrong)
 
 
 def _replay(path: Path, names: Sequence[str] | None) -> int:

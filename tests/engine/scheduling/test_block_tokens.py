@@ -43,6 +43,12 @@ def test_the_block_that_agrees_longest_is_found(
         assert before == parent and num_equal(asked[:length], block) == found and block_hash[0] not in forgotten
 
 
+def test_all_tokens_of_a_block_are_found() -> None:
+    tokens = SortedBlockTokens()
+    tokens.add(b"parent", partial(tuple, (1, 2, 3)), b"hash")
+    assert tokens.longest(b"parent", (1, 2, 3)) == (3, b"hash")
+
+
 def test_nothing_is_kept_of_forgotten_blocks() -> None:
     tokens = SortedBlockTokens()
     for number in range(8):
