@@ -136,8 +136,7 @@ class Request:
     @property
     def needs_prefill(self) -> bool:
         """Whether more than one token lacks KV, or nothing was generated yet. Computed on demand, not a state."""
-        num_output = len(self.output_token_ids)
-        return not num_output or len(self.asked.prompt_token_ids) + num_output - self.num_computed_tokens > 1
+        return not self.output_token_ids or self.num_uncomputed_tokens > 1
 
     @property
     def max_draft_tokens(self) -> int:

@@ -163,18 +163,7 @@ def test_the_program_prints_a_row_for_each_policy(capsys: pytest.CaptureFixture[
 
 
 def test_policies_that_are_simulated_at_once_have_the_same_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--replicas",
-        "2",
-        "--requests",
-        "30",
-        "--deaths",
-        "1",
-        "--policy",
-        "random",
-        "--policy",
-        "least-loaded",
-    ]
+    arguments = "--replicas 2 --requests 30 --deaths 1 --policy random --policy least-loaded".split()
     assert main(arguments) == 0
     command = [sys.executable, "-m", "tools.simulate", *arguments, "--jobs", "2"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

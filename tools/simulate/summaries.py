@@ -28,6 +28,7 @@ def simulate(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: in
 
 
 def summary_of(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Summary:
+    """Simulates, and tells what that took."""
     gc.set_threshold(100_000, 50, 1000)  # nearly all objects here are the scheduler's, and none is a part of a cycle
     started_s = time.monotonic()
     results = simulate(name, trace, cluster, seed)
