@@ -17,7 +17,6 @@
 //
 // Block tables are those of PagedAttention (Kwon et al. 2023).
 
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -32,7 +31,7 @@
 #include "attention/vector.h"
 #include "base/hadamard.h"
 #include "base/operators.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 
 namespace twostep {
@@ -67,7 +66,7 @@ void run_problem(const Problem<float, Quantized<BITS>>& p) {
 
 // The arguments of an operator, checked.
 struct Call {
-  const at::Tensor &key_cache, &value_cache, &block_tables, &cu_seqlens_q, &context_lens;
+  const Tensor &key_cache, &value_cache, &block_tables, &cu_seqlens_q, &context_lens;
   double scaling;
   std::optional<int64_t> sliding_window;
   std::optional<double> softcap;
@@ -75,7 +74,7 @@ struct Call {
 };
 
 template <class Element, class Format>
-void attend(const Call& call, const at::Tensor& query, const at::Tensor& output) {
+void attend(const Call& call, const Tensor& query, const Tensor& output) {
   using Stored = typename Format::Stored;
   Problem<Element, Format> p;
   p.query = query.const_data_ptr<Element>();
@@ -101,7 +100,7 @@ void attend(const Call& call, const at::Tensor& query, const at::Tensor& output)
 
 // Calls f(numbers, token, head) for a row of floats of each token's heads, [tokens, heads, size].
 template <class F>
-void for_each_head(const at::Tensor& floats, F f) {
+void for_each_head(const Tensor& floats, F f) {
   constexpr int64_t kGrain = 1 << 14;  // numbers below which a second thread does not pay
   const int64_t heads = floats.size(1), size = floats.size(2);
   float* numbers = floats.mutable_data_ptr<float>();
@@ -112,12 +111,12 @@ void for_each_head(const at::Tensor& floats, F f) {
 
 // Keys and values in the cache are transformed: so are queries, and what comes out is transformed back.
 template <class Element, int BITS>
-void attend_transformed(const Call& call, const at::Tensor& query, const at::Tensor& output) {
+void attend_transformed(const Call& call, const Tensor& query, const Tensor& output) {
   const int64_t num_tokens = query.size(0), heads = query.size(1), value_size = num_numbers(call.value_cache);
   if (num_tokens == 0) return;
-  const auto floats = query.options().dtype(at::kFloat);
-  const at::Tensor transformed = new_empty({num_tokens, heads, query.size(2)}, floats);
-  const at::Tensor attended = new_empty({num_tokens, heads, value_size}, floats);
+  const auto floats = kFloat;
+  const Tensor transformed = new_empty({num_tokens, heads, query.size(2)}, floats);
+  const Tensor attended = new_empty({num_tokens, heads, value_size}, floats);
   const auto* source = query.const_data_ptr<Element>();
   for_each_head(transformed, [&](float* numbers, int64_t token, int64_t head) {
     std::copy_n(source + token * query.stride(0) + head * query.stride(1), query.size(2), numbers);
@@ -133,7 +132,7 @@ void attend_transformed(const Call& call, const at::Tensor& query, const at::Ten
 }
 
 template <class Element, class T>
-void attend_in(Plain<T>, const Call& call, const at::Tensor& query, const at::Tensor& output) {
+void attend_in(Plain<T>, const Call& call, const Tensor& query, const Tensor& output) {
   if constexpr (std::is_same_v<Element, T> || std::is_same_v<Element, float>) {
     attend<Element, Plain<T>>(call, query, output);
   } else {
@@ -142,16 +141,16 @@ void attend_in(Plain<T>, const Call& call, const at::Tensor& query, const at::Te
 }
 
 template <class Element, int BITS>
-void attend_in(Quantized<BITS>, const Call& call, const at::Tensor& query, const at::Tensor& output) {
+void attend_in(Quantized<BITS>, const Call& call, const Tensor& query, const Tensor& output) {
   attend_transformed<Element, BITS>(call, query, output);
 }
 
 }  // namespace
 
-at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
-                           const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q,
-                           const at::Tensor& context_lens, double scaling, std::optional<int64_t> sliding_window,
-                           std::optional<double> softcap, const std::optional<at::Tensor>& sinks, const Buffer& out) {
+Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                           const Tensor& block_tables, const Tensor& cu_seqlens_q,
+                           const Tensor& context_lens, double scaling, std::optional<int64_t> sliding_window,
+                           std::optional<double> softcap, const std::optional<Tensor>& sinks, const Buffer& out) {
   check_caches(key_cache, value_cache);
   check_metadata(block_tables, cu_seqlens_q, context_lens);
   TORCH_CHECK(query.dim() == 3 && query.size(2) == num_numbers(key_cache), "query is [tokens, heads, head size]");
@@ -159,17 +158,17 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
   check_numbers(block_tables, cu_seqlens_q, context_lens, query.size(0), key_cache.size(0), key_cache.size(2));
   TORCH_CHECK(scaling > 0, "scaling must be positive");
   TORCH_CHECK(!sliding_window || *sliding_window > 0, "sliding_window must be positive");
-  const at::Tensor rows = query.stride(2) == 1 ? query : query.contiguous();
-  const at::Tensor logits = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
+  const Tensor rows = query.stride(2) == 1 ? query : query.contiguous();
+  const Tensor logits = sinks ? sinks->to(kFloat).contiguous() : Tensor();
   TORCH_CHECK(!sinks || logits.numel() == query.size(1), "sinks is [heads]");
-  const at::Tensor& output = out.get({query.size(0), query.size(1) * num_numbers(value_cache)}, query);
+  const Tensor& output = out.get({query.size(0), query.size(1) * num_numbers(value_cache)}, query);
   const Call call{key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling, sliding_window, softcap,
                   sinks ? logits.const_data_ptr<float>() : nullptr};
   with_format(key_cache, [&](auto format) {
-    if (query.scalar_type() == at::kFloat) {
+    if (query.scalar_type() == kFloat) {
       attend_in<float>(format, call, rows, output);
     } else {
-      TORCH_CHECK(query.scalar_type() == at::kBFloat16, "paged_attention takes float32 or bfloat16");
+      TORCH_CHECK(query.scalar_type() == kBFloat16, "paged_attention takes float32 or bfloat16");
       attend_in<at::BFloat16>(format, call, rows, output);
     }
   });

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 
@@ -10,16 +9,17 @@
 
 #include "attention/problem.h"
 #include "attention/quantized_rows.h"
+#include "base/tensor.h"
 
 namespace twostep {
 
 // Whether values are the first numbers of keys, and lie nowhere else.
-inline bool are_values_in_keys(const at::Tensor& key_cache, const at::Tensor& value_cache) {
+inline bool are_values_in_keys(const Tensor& key_cache, const Tensor& value_cache) {
   return key_cache.const_data_ptr() == value_cache.const_data_ptr() && key_cache.strides() == value_cache.strides() &&
          value_cache.size(3) <= key_cache.size(3);
 }
 
-inline void check_caches(const at::Tensor& key_cache, const at::Tensor& value_cache) {
+inline void check_caches(const Tensor& key_cache, const Tensor& value_cache) {
   TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4, "caches are [blocks, kv heads, block size, row size]");
   TORCH_CHECK(key_cache.is_contiguous(), "caches must be contiguous");
   TORCH_CHECK(value_cache.is_contiguous() || are_values_in_keys(key_cache, value_cache),
@@ -31,19 +31,19 @@ inline void check_caches(const at::Tensor& key_cache, const at::Tensor& value_ca
 
 // Calls f(format) with the format of a cache's rows: int8 has numbers of 8 bits, uint8 two of 4 bits in a byte.
 template <class F>
-void with_format(const at::Tensor& cache, F f) {
+void with_format(const Tensor& cache, F f) {
   using namespace attention;
   switch (cache.scalar_type()) {
-    case at::kFloat: return f(Plain<float>());
-    case at::kBFloat16: return f(Plain<at::BFloat16>());
-    case at::kChar: return f(Quantized<8>());
-    case at::kByte: return f(Quantized<4>());
+    case kFloat: return f(Plain<float>());
+    case kBFloat16: return f(Plain<at::BFloat16>());
+    case kChar: return f(Quantized<8>());
+    case kByte: return f(Quantized<4>());
     default: TORCH_CHECK(false, "caches are float32, bfloat16, int8 or uint8");
   }
 }
 
 // Returns how many numbers a key or a value of this cache has.
-inline int64_t num_numbers(const at::Tensor& cache) {
+inline int64_t num_numbers(const Tensor& cache) {
   int64_t size = 0;
   with_format(cache, [&](auto format) { size = format.num_numbers(cache.size(3)); });
   TORCH_CHECK(size > 0 || cache.size(3) == 0, "no row of the cache has ", cache.size(3), " bytes");

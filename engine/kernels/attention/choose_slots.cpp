@@ -4,7 +4,6 @@
 // the size in order. So it is, bit for bit, a function of the token's queries and weights and of that position's key,
 // and the choice one of the scores: a better score comes first, and of equal ones the earlier position.
 
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +17,7 @@
 #include "base/operators.h"
 #include "base/scratch.h"
 #include "base/sizes.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 
@@ -124,8 +123,8 @@ struct Index {
   }
 };
 
-std::vector<Token> tokens_of(const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q,
-                             const at::Tensor& context_lens) {
+std::vector<Token> tokens_of(const Tensor& block_tables, const Tensor& cu_seqlens_q,
+                             const Tensor& context_lens) {
   const auto *tables = block_tables.const_data_ptr<int32_t>(), *starts = cu_seqlens_q.const_data_ptr<int32_t>();
   const auto* lens = context_lens.const_data_ptr<int32_t>();
   std::vector<Token> tokens;
@@ -141,7 +140,7 @@ void choose_all(const Index<Element>& index, const std::vector<Token>& tokens, i
   for (const Token& token : tokens) longest = std::max(longest, token.num_seen);
   const int64_t stride = round_up(longest, kTileKeys), parts = divide_up(longest, kPartKeys);
   const int64_t at_once = std::max<int64_t>(1, kScoresAtOnce / stride), num_tokens = tokens.size();
-  const at::Tensor memory = new_empty({std::min(at_once, num_tokens) * stride}, at::kFloat);
+  const Tensor memory = new_empty({std::min(at_once, num_tokens) * stride}, kFloat);
   float* scores = memory.mutable_data_ptr<float>();
   for (int64_t first = 0; first < num_tokens; first += at_once) {
     const int64_t some = std::min(at_once, num_tokens - first);
@@ -161,31 +160,31 @@ void choose_all(const Index<Element>& index, const std::vector<Token>& tokens, i
 
 }  // namespace
 
-at::Tensor choose_slots(const at::Tensor& query, const at::Tensor& weights, const at::Tensor& index_keys,
-                        const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
+Tensor choose_slots(const Tensor& query, const Tensor& weights, const Tensor& index_keys,
+                        const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& context_lens,
                         int64_t num_chosen) {
   TORCH_CHECK(query.dim() == 3 && weights.dim() == 2 && index_keys.dim() == 3 && index_keys.is_contiguous() &&
                   query.size(2) == index_keys.size(2) && query.scalar_type() == index_keys.scalar_type(),
               "query is [tokens, index heads, size], index keys are [blocks, block size, size], of the same type");
-  TORCH_CHECK(weights.scalar_type() == at::kFloat && weights.sizes() == query.sizes().slice(0, 2),
+  TORCH_CHECK(weights.scalar_type() == kFloat && weights.sizes() == query.sizes().slice(0, 2),
               "weights are one float for each index head of each token");
   TORCH_CHECK(num_chosen > 0, "num_chosen must be positive");
   const int64_t block_size = index_keys.size(1);
   check_metadata(block_tables, cu_seqlens_q, context_lens);
   check_numbers(block_tables, cu_seqlens_q, context_lens, query.size(0), index_keys.size(0), block_size);
   const auto tokens = tokens_of(block_tables, cu_seqlens_q, context_lens);
-  const at::Tensor rows = query.contiguous(), factors = weights.contiguous();
-  const at::Tensor slots = new_empty({query.size(0), num_chosen}, block_tables.options());
+  const Tensor rows = query.contiguous(), factors = weights.contiguous();
+  const Tensor slots = new_empty({query.size(0), num_chosen}, block_tables.scalar_type());
   const auto run = [&](auto element) {
     using Element = decltype(element);
     const Index<Element> index{rows.const_data_ptr<Element>(), factors.const_data_ptr<float>(),
                                index_keys.const_data_ptr<Element>(), query.size(1), query.size(2), block_size};
     choose_all(index, tokens, num_chosen, slots.mutable_data_ptr<int32_t>());
   };
-  if (query.scalar_type() == at::kFloat) {
+  if (query.scalar_type() == kFloat) {
     run(float());
   } else {
-    TORCH_CHECK(query.scalar_type() == at::kBFloat16, "index keys are float32 or bfloat16");
+    TORCH_CHECK(query.scalar_type() == kBFloat16, "index keys are float32 or bfloat16");
     run(at::BFloat16());
   }
   return slots;

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,7 +10,7 @@
 #include <vector>
 
 #include "attention/worker.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 
 namespace twostep::attention {
@@ -67,7 +66,7 @@ void run_splits(const ProblemOf<Tiles>& p, std::vector<Task>& tasks, int64_t max
     for (int64_t split = task.first_split; split < task.end_split; ++split) units.emplace_back(&task, split);
     num_floats += task.num_splits() * State::num_floats(task.num_tokens * p.group, p.padded_value_size());
   }
-  const at::Tensor memory = new_empty({num_floats}, at::kFloat);
+  const Tensor memory = new_empty({num_floats}, kFloat);
   float* partials = memory.mutable_data_ptr<float>();
   for (Task& task : tasks) {
     task.partials = partials;
@@ -89,7 +88,7 @@ void run_all(const ProblemOf<Tiles>& p) {
     num_splits += task.num_splits();
     work += rows * std::min(task.last_position() + 1, p.window) * (p.head_size + p.value_size);
   }
-  const int64_t threads = work < kSerialWork ? 1 : at::get_num_threads();
+  const int64_t threads = work < kSerialWork ? 1 : allowed_threads();
   const int64_t num_tasks = tasks.size();
   if (threads > 1 && num_tasks < threads * kTasksPerThread && num_splits > num_tasks) {
     run_splits<Tiles>(p, tasks, max_rows, threads);

@@ -1,6 +1,5 @@
 // Writes keys and values of tokens into the cache's blocks.
 
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include "base/hadamard.h"
 #include "base/operators.h"
 #include "base/scratch.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 
@@ -40,7 +40,7 @@ void store_row(attention::Quantized<BITS>, const Element* numbers, int64_t size,
 
 // Stores each token's heads in slot slots[token] of the cache: block slot / block_size, offset slot % block_size.
 template <class Element, class Format>
-void write_cache(Format format, const at::Tensor& source, const at::Tensor& cache, const int64_t* slots) {
+void write_cache(Format format, const Tensor& source, const Tensor& cache, const int64_t* slots) {
   const int64_t num_heads = cache.size(1), block_size = cache.size(2), size = source.size(2), row = cache.size(3);
   const int64_t token_stride = source.stride(0), head_stride = source.stride(1);
   const auto* from = source.const_data_ptr<Element>();
@@ -56,24 +56,24 @@ void write_cache(Format format, const at::Tensor& source, const at::Tensor& cach
   });
 }
 
-void write_rows(const at::Tensor& rows, const at::Tensor& cache, const int64_t* slots) {
+void write_rows(const Tensor& rows, const Tensor& cache, const int64_t* slots) {
   TORCH_CHECK(rows.dim() == 3 && rows.size(1) == cache.size(1) && rows.size(2) == num_numbers(cache),
               "keys and values are [tokens, kv heads, head size]");
-  const at::Tensor source = rows.stride(2) == 1 || rows.size(2) == 1 ? rows : rows.contiguous();
+  const Tensor source = rows.stride(2) == 1 || rows.size(2) == 1 ? rows : rows.contiguous();
   with_format(cache, [&](auto format) {
-    if (rows.scalar_type() == at::kFloat) return write_cache<float>(format, source, cache, slots);
-    TORCH_CHECK(rows.scalar_type() == at::kBFloat16, "keys and values are float32 or bfloat16");
-    TORCH_CHECK(cache.scalar_type() != at::kFloat, "keys or values differ from the cache in type");
+    if (rows.scalar_type() == kFloat) return write_cache<float>(format, source, cache, slots);
+    TORCH_CHECK(rows.scalar_type() == kBFloat16, "keys and values are float32 or bfloat16");
+    TORCH_CHECK(cache.scalar_type() != kFloat, "keys or values differ from the cache in type");
     write_cache<at::BFloat16>(format, source, cache, slots);
   });
 }
 
 }  // namespace
 
-void write_kv(const at::Tensor& key, const at::Tensor& value, const at::Tensor& key_cache,
-              const at::Tensor& value_cache, const at::Tensor& slot_mapping) {
+void write_kv(const Tensor& key, const Tensor& value, const Tensor& key_cache,
+              const Tensor& value_cache, const Tensor& slot_mapping) {
   check_caches(key_cache, value_cache);
-  TORCH_CHECK(slot_mapping.scalar_type() == at::kLong && slot_mapping.is_contiguous() &&
+  TORCH_CHECK(slot_mapping.scalar_type() == kLong && slot_mapping.is_contiguous() &&
                   slot_mapping.numel() == key.size(0) && slot_mapping.numel() == value.size(0),
               "slot_mapping is one int64 per token");
   const auto* slots = slot_mapping.const_data_ptr<int64_t>();

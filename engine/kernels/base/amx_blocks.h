@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -33,7 +32,7 @@ class Blocks {
  public:
   Blocks(int64_t rows, int64_t columns, int64_t num_problems, bool is_wide = false)
       : row_tiles_(divide_up(rows, kTile)), panels_(divide_up(columns, kPanel)) {
-    const int64_t threads = divide_up(at::get_num_threads(), num_problems), wanted = (is_wide ? 1 : 4) * threads;
+    const int64_t threads = divide_up(allowed_threads(), num_problems), wanted = (is_wide ? 1 : 4) * threads;
     if (is_wide) width_ = kMaxBlockPanels;
     while (count() < wanted && (height_ > 2 || width_ > 1)) {
       const bool is_wider = width_ * kPanel >= std::min(height_, row_tiles_) * kTile;

@@ -2,11 +2,10 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 
 #include <utility>
 
-#include "base/tensors.h"
+#include "base/tensor.h"
 
 namespace twostep {
 
@@ -17,18 +16,18 @@ class Buffer {
   Buffer() = default;
 
   // Uses an existing contiguous tensor for the result.
-  explicit Buffer(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+  explicit Buffer(Tensor tensor) : tensor_(std::move(tensor)) {}
 
   // Returns a tensor of unspecified content: the same one as before if the sizes are the same.
-  const at::Tensor& get(at::IntArrayRef sizes, const at::Tensor& like) const {
+  const Tensor& get(at::IntArrayRef sizes, const Tensor& like) const {
     if (!tensor_.defined() || tensor_.sizes() != sizes || tensor_.scalar_type() != like.scalar_type()) {
-      tensor_ = new_empty(sizes, like.options());
+      tensor_ = new_empty(sizes, like.scalar_type());
     }
     return tensor_;
   }
 
  private:
-  mutable at::Tensor tensor_;
+  mutable Tensor tensor_;
 };
 
 }  // namespace twostep

@@ -4,8 +4,7 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
+#include <c10/util/accumulate.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,9 +12,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "base/sizes.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 
 namespace twostep {
 
@@ -70,11 +70,11 @@ class Pages {
   size_t left_ = 0;
 };
 
-inline at::Tensor zeros_in_huge_pages(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  const size_t bytes = c10::multiply_integers(sizes) * options.dtype().itemsize();
-  const std::shared_ptr<uint8_t> memory = Pages::take(bytes);
-  if (!memory) return new_empty(sizes, options).zero_();
-  return at::from_blob(memory.get(), sizes, [memory](void*) {}, options);
+inline Tensor zeros_in_huge_pages(at::IntArrayRef sizes, Dtype dtype) {
+  const size_t bytes = c10::multiply_integers(sizes) * element_size(dtype);
+  std::shared_ptr<uint8_t> memory = Pages::take(bytes);
+  if (!memory) return new_empty(sizes, dtype).zero_();
+  return over_memory(std::move(memory), sizes, dtype);
 }
 
 }  // namespace twostep

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +22,9 @@
 #endif
 
 namespace twostep {
+
+// Returns how many threads torch may use, which is as many as kernels may (binding/tensor.cpp).
+int64_t allowed_threads();
 
 // Waits until is_done: first it spins, as waking up takes longer than the pause between two loops of a step. Then it
 // calls `sleep`, which may return too early.
@@ -204,7 +206,7 @@ class TaskShares {
 // that is not known yet: while a thread has work, others may take its last tasks.
 template <class Task>
 void run_foreseen_tasks(int64_t num_tasks, bool serial, const Task& task) {
-  const int64_t num_threads = serial ? 1 : std::min<int64_t>(num_tasks, at::get_num_threads());
+  const int64_t num_threads = serial ? 1 : std::min<int64_t>(num_tasks, allowed_threads());
   if (num_threads <= 1) {
     for (int64_t i = 0; i < num_tasks; ++i) task(i, i + 1);
     return;
@@ -227,7 +229,7 @@ void run_tasks(int64_t num_tasks, bool serial, const Task& task) {
 // Calls f(begin, end) for parts of 0 ... size - 1, each once; there are several if `size` is above `grain`.
 template <class F>
 void run_ranges(int64_t size, int64_t grain, const F& f) {
-  const int64_t parts = std::min<int64_t>(divide_up(size, grain), 2 * at::get_num_threads());
+  const int64_t parts = std::min<int64_t>(divide_up(size, grain), 2 * allowed_threads());
   run_tasks(parts, false, [&](int64_t i) { f(size * i / parts, size * (i + 1) / parts); });
 }
 

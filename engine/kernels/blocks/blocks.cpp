@@ -1,6 +1,5 @@
 // The operators of weights that stay in the blocks of a file, but for their product, which is that of `linear`.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -10,7 +9,7 @@
 
 #include "base/huge_pages.h"
 #include "base/operators.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "blocks/expand.h"
 #include "blocks/layout.h"
@@ -99,11 +98,11 @@ int64_t numbers_of(int64_t kind, int64_t row_bytes) {
   return numbers;
 }
 
-std::vector<StoredRow> rows_of(at::TensorList pieces, at::IntArrayRef kinds, int64_t k) {
+std::vector<StoredRow> rows_of(const std::vector<Tensor>& pieces, at::IntArrayRef kinds, int64_t k) {
   std::vector<StoredRow> rows;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const at::Tensor& piece = pieces[i];
-    TORCH_CHECK(piece.dim() == 2 && piece.scalar_type() == at::kByte && piece.stride(1) == 1,
+    const Tensor& piece = pieces[i];
+    TORCH_CHECK(piece.dim() == 2 && piece.scalar_type() == kByte && piece.stride(1) == 1,
                 "stored rows are matrices of bytes");
     TORCH_CHECK(numbers_of(kinds[i], piece.size(1)) == k && k > 0, "stored rows have no whole blocks, or differ");
     for (int64_t row = 0; row < piece.size(0); ++row) {
@@ -142,7 +141,7 @@ void expand_row(const Header& header, int64_t row, float* to) {
 
 }  // namespace
 
-std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kinds, bool for_integers) {
+std::optional<Tensor> pack_blocks(const std::vector<Tensor>& pieces, at::IntArrayRef kinds, bool for_integers) {
   TORCH_CHECK(!pieces.empty() && pieces.size() == kinds.size(), "each piece has a kind");
   const int64_t k = numbers_of(kinds[0], pieces[0].size(-1));
   const std::vector<StoredRow> rows = rows_of(pieces, kinds, k);
@@ -157,7 +156,7 @@ std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kin
       size += round_up(Sizes<Kind>::kFactors + k / Kind::kNumbers * Sizes<Kind>::kBlock, kLineBytes);
     });
   }
-  at::Tensor packed = zeros_in_huge_pages({size}, pieces[0].options());
+  Tensor packed = zeros_in_huge_pages({size}, pieces[0].scalar_type());
   uint8_t* to = packed.mutable_data_ptr<uint8_t>();
   auto& header = *reinterpret_cast<Header*>(to);
   header.size = size, header.n = n, header.k = k, header.columns = kColumns, header.is_for_integers = for_integers;
@@ -172,11 +171,11 @@ std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kin
   return packed;
 }
 
-at::Tensor expand_blocks(const at::Tensor& stored, int64_t kind) {
+Tensor expand_blocks(const Tensor& stored, int64_t kind) {
   const int64_t k = numbers_of(kind, stored.size(-1));
   const std::vector<StoredRow> rows = rows_of({stored}, {kind}, k);
   const int64_t n = rows.size();
-  at::Tensor out = new_empty({n, k}, stored.options().dtype(at::kFloat));
+  Tensor out = new_empty({n, k}, kFloat);
   auto* to = out.mutable_data_ptr<float>();
   with_kind(kind, [&]<class Kind>() {
     const int64_t num_blocks = k / Kind::kNumbers;
@@ -190,14 +189,14 @@ at::Tensor expand_blocks(const at::Tensor& stored, int64_t kind) {
   return out;
 }
 
-at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers) {
+Tensor take_block_rows(const Tensor& packed, const Tensor& numbers) {
   const Header& header = header_of(packed.const_data_ptr());
   TORCH_CHECK(is_packed(packed, header.n, header.k), "the weight is not packed in blocks");
-  const at::Tensor which = numbers.contiguous();
+  const Tensor which = numbers.contiguous();
   const auto* number = which.const_data_ptr<int64_t>();
   TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < header.n; }),
               "a row's number is out of range");
-  at::Tensor out = new_empty({which.numel(), header.k}, packed.options().dtype(at::kFloat));
+  Tensor out = new_empty({which.numel(), header.k}, kFloat);
   auto* to = out.mutable_data_ptr<float>();
   run_tasks(which.numel(), which.numel() == 1,
             [&](int64_t i) { expand_row(header, number[i], to + i * header.k); });

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <c10/util/Half.h>
 
 #include <cstdint>
 #include <cstring>

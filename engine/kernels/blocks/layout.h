@@ -9,13 +9,13 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <cstring>
 
 #include "base/prefetch.h"
 #include "base/sizes.h"
+#include "base/tensor.h"
 #include "base/vec.h"
 #include "blocks/kinds.h"
 
@@ -57,8 +57,8 @@ inline int64_t place_of(int64_t i, int64_t column, bool is_for_integers) {
 inline const Header& header_of(const void* packed) { return *static_cast<const Header*>(packed); }
 
 // Whether `packed` was made by pack_blocks of a weight [n, k].
-inline bool is_packed(const at::Tensor& packed, int64_t n, int64_t k) {
-  if (packed.scalar_type() != at::kByte || packed.dim() != 1 || !packed.is_contiguous()) return false;
+inline bool is_packed(const Tensor& packed, int64_t n, int64_t k) {
+  if (packed.scalar_type() != kByte || packed.dim() != 1 || !packed.is_contiguous()) return false;
   if (packed.numel() < int64_t(sizeof(Header))) return false;
   const Header& header = header_of(packed.const_data_ptr());
   return header.size == packed.numel() && header.n == n && header.k == k && header.columns == kColumns;

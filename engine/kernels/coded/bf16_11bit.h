@@ -9,7 +9,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <immintrin.h>
 
@@ -22,6 +21,7 @@
 
 #include "base/huge_pages.h"
 #include "base/prefetch.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "coded/coding.h"
@@ -200,7 +200,7 @@ class PanelCoder {
 };
 
 // Whether `packed` was made by `pack` of a weight with these numbers of panels, and of units in each.
-inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
+inline bool is_coded(const Tensor& packed, int64_t panels, int64_t units) {
   if (packed.dim() != 1 || !packed.is_contiguous() || packed.numel() < Panels::list_at(panels, units)) return false;
   const auto* start = packed.const_data_ptr<uint8_t>();
   const auto* header = reinterpret_cast<const Header*>(start);
@@ -211,7 +211,7 @@ inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
 // Codes a weight [N, K] as bytes; returns nothing where too many numbers would be listed. The arguments are the columns
 // and the units of a panel; for_each_panel(use) calls use(panel, numbers) for each panel.
 template <class ForEachPanel>
-std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_t units,
+std::optional<Tensor> pack(const Tensor& weight, int64_t columns, int64_t units,
                                const ForEachPanel& for_each_panel) {
   const int64_t panels = divide_up(weight.size(0), columns), size = units * kUnit;
   const auto coders = coders_of<PanelCoder>(weight, columns, size, exponent_of);
@@ -220,7 +220,7 @@ std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_
   if (listed > std::min<int64_t>(panels * size / kMaxListedShare, UINT32_MAX)) return {};
   const int64_t panel_bytes = sizeof(Header) + units * kUnitBytes, list_at = Panels::list_at(panels, units);
   const int64_t bytes = round_up(list_at + listed, kLineBytes) + kLineBytes;  // the list is read by lines
-  at::Tensor packed = zeros_in_huge_pages({bytes}, weight.options().dtype(at::kByte));
+  Tensor packed = zeros_in_huge_pages({bytes}, kByte);
   uint8_t* target = packed.mutable_data_ptr<uint8_t>();
   listed = 0;
   for (int64_t panel = 0; panel < panels; ++panel) {

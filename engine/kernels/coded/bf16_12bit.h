@@ -9,7 +9,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <immintrin.h>
 
@@ -21,6 +20,7 @@
 
 #include "base/huge_pages.h"
 #include "base/prefetch.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "coded/coding.h"
@@ -209,7 +209,7 @@ class PanelCoder {
 inline uint8_t high_byte_of(uint16_t number) { return number >> 8; }
 
 // Whether `packed` was made by `pack` of a weight with these numbers of panels, and of units in each.
-inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
+inline bool is_coded(const Tensor& packed, int64_t panels, int64_t units) {
   if (packed.dim() != 2) return false;
   const int64_t header_bytes = packed.size(1) - units * kUnitBytes;
   if (packed.numel() == 0 || !packed.is_contiguous() || packed.size(0) != panels) return false;
@@ -221,7 +221,7 @@ inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
 // Codes a weight [N, K] as [panel, bytes of one]; returns nothing where a panel has too many exceptions or units. The
 // arguments are the columns and the units of a panel; for_each_panel(use) calls use(panel, numbers) for each panel.
 template <class ForEachPanel>
-std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_t units,
+std::optional<Tensor> pack(const Tensor& weight, int64_t columns, int64_t units,
                                const ForEachPanel& for_each_panel) {
   if (units > kMaxUnits) return {};
   const int64_t panels = divide_up(weight.size(0), columns), size = units * kUnit;
@@ -231,7 +231,7 @@ std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_
   if (most * kMaxExceptionShare > size) return {};
   const int64_t header_bytes = round_up(sizeof(Header) + (most + 1) * sizeof(Exception), kLineBytes);
   const int64_t panel_bytes = header_bytes + units * kUnitBytes;
-  at::Tensor packed = zeros_in_huge_pages({panels, panel_bytes}, weight.options().dtype(at::kByte));
+  Tensor packed = zeros_in_huge_pages({panels, panel_bytes}, kByte);
   uint8_t* target = packed.mutable_data_ptr<uint8_t>();
   for_each_panel([&](int64_t panel, const std::vector<BFloat16>& numbers) {
     coders[panel]->write(numbers, target + panel * panel_bytes, header_bytes);

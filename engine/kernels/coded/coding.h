@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <immintrin.h>
 
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "base/prefetch.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 
@@ -52,7 +52,7 @@ using Frequencies = std::array<int64_t, 256>;
 // Makes a coder for each panel of a weight from the frequencies of byte_of(bits of a number) among its `size` numbers,
 // with those of the zero padding.
 template <class PanelCoder, class ByteOf>
-std::vector<std::optional<PanelCoder>> coders_of(const at::Tensor& weight, int64_t columns, int64_t size,
+std::vector<std::optional<PanelCoder>> coders_of(const Tensor& weight, int64_t columns, int64_t size,
                                                  const ByteOf& byte_of) {
   const int64_t n = weight.size(0), k = weight.size(1);
   const at::BFloat16* numbers = weight.const_data_ptr<at::BFloat16>();

@@ -1,7 +1,6 @@
 // Activations of MLPs without a gate, in the place of their rows. Results are rounded wherever the modules of
 // transformers round, and each depends on its own number alone.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include "base/activations.h"
 #include "base/operators.h"
 #include "base/rows.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 
 namespace twostep {
@@ -18,7 +18,7 @@ constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thre
 
 // Replaces each vector v of a contiguous tensor by f(v, element), with a null pointer of the element type.
 template <class F>
-void map_in_place(const at::Tensor& x, const F& f) {
+void map_in_place(const Tensor& x, const F& f) {
   TORCH_CHECK(x.is_contiguous(), "rows that are activated must be contiguous");
   with_element_of(x, "activations in place", [&]<class Element>(Element* element) {
     auto* data = x.mutable_data_ptr<Element>();
@@ -46,14 +46,14 @@ Vec tanh_of(Vec x) {
 
 }  // namespace
 
-void square_relu(const at::Tensor& x) {
+void square_relu(const Tensor& x) {
   map_in_place(x, [](Vec v, const auto*) TWOSTEP_INLINE {
     const Vec positive = where_less(v, Vec{}, Vec{}, v);
     return positive * positive;
   });
 }
 
-void xielu(const at::Tensor& x, const Xielu& numbers) {
+void xielu(const Tensor& x, const Xielu& numbers) {
   const Vec positive = broadcast(float(numbers.positive)), negative = broadcast(float(numbers.negative));
   const Vec slope = broadcast(float(numbers.slope)), bound = broadcast(float(numbers.bound));
   map_in_place(x, [&](Vec v, const auto* element) TWOSTEP_INLINE {
@@ -65,7 +65,7 @@ void xielu(const at::Tensor& x, const Xielu& numbers) {
   });
 }
 
-void gelu_new(const at::Tensor& x) {
+void gelu_new(const Tensor& x) {
   map_in_place(x, [](Vec v, const auto* element) TWOSTEP_INLINE {
     const auto rounded = [&](Vec each) { return rounded_to(each, element); };
     const Vec cube = rounded(rounded(v * v) * v), inner = rounded(v + rounded(broadcast(0.044715f) * cube));

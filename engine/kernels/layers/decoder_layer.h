@@ -2,9 +2,7 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
-#include <torch/custom_class.h>
 
 #include <cstdint>
 #include <optional>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "base/operators.h"
+#include "base/tensor.h"
 #include "layers/attention.h"
 #include "layers/feed_forward.h"
 #include "layers/layer_end.h"
@@ -59,9 +58,9 @@ struct BeforeAttention : Attention {
 
   std::vector<Ref<Linear>> linears() const override { return {qkv}; }
 
-  Heads project(const at::Tensor& normed, const Angles& angles, Workspace& work,
+  Heads project(const Tensor& normed, const Angles& angles, Workspace& work,
                 const AdapterRows& rows) const override {
-    const at::Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
+    const Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
     if (!is_gated) return heads_of(all, angles, work);
     const int64_t num_projected = num_heads + num_kv_heads * num_of_kv();
     const int64_t size = all.size(1) / (num_projected + num_heads);
@@ -72,7 +71,7 @@ struct BeforeAttention : Attention {
 
  private:
   // Splits the rows of the projection, and norms and rotates their heads.
-  Heads heads_of(at::Tensor all, const Angles& angles, Workspace& work) const {
+  Heads heads_of(Tensor all, const Angles& angles, Workspace& work) const {
     if (values == Values::kOfKeys) return with_values_of_keys(all, angles);
     const int64_t kv_heads = values == Values::kProjected ? num_kv_heads : 0;
     rotate(all, angles, num_heads, kv_heads, query_norm, key_norm, angles.query_scales);
@@ -86,19 +85,19 @@ struct BeforeAttention : Attention {
   int64_t num_of_kv() const { return values == Values::kProjected ? 2 : values == Values::kOfKeys ? 1 : 0; }
 
   // Queries and keys lie in the columns of `all`. Values are what keys are before they are normed and rotated.
-  Heads with_values_of_keys(const at::Tensor& all, const Angles& angles) const {
+  Heads with_values_of_keys(const Tensor& all, const Angles& angles) const {
     const int64_t num_both = num_heads + num_kv_heads;
-    const at::Tensor heads = all.view({all.size(0), num_both, all.size(1) / num_both});
-    const at::Tensor query = heads.narrow(1, 0, num_heads), key = heads.narrow(1, num_heads, num_kv_heads);
-    const at::Tensor value = value_norm ? (**value_norm)(key) : key.clone();
-    at::Tensor queries = all.narrow(1, 0, num_heads * heads.size(2));
-    at::Tensor keys = all.narrow(1, queries.size(1), num_kv_heads * heads.size(2));
+    const Tensor heads = all.view({all.size(0), num_both, all.size(1) / num_both});
+    const Tensor query = heads.narrow(1, 0, num_heads), key = heads.narrow(1, num_heads, num_kv_heads);
+    const Tensor value = value_norm ? (**value_norm)(key) : key.clone();
+    Tensor queries = all.narrow(1, 0, num_heads * heads.size(2));
+    Tensor keys = all.narrow(1, queries.size(1), num_kv_heads * heads.size(2));
     rotate(queries, angles, num_heads, 0, query_norm, {}, angles.query_scales);
     rotate(keys, angles, num_kv_heads, 0, key_norm, {}, {});
     return {query, key, value};
   }
 
-  void rotate(at::Tensor& rows, const Angles& angles, int64_t num_heads, int64_t num_kv_heads,
+  void rotate(Tensor& rows, const Angles& angles, int64_t num_heads, int64_t num_kv_heads,
               const OptionalNorm& query_norm, const OptionalNorm& key_norm, const OptionalTensor& query_scales) const {
     if (query_norm && (*query_norm)->is_centered) {
       norm_part(rows, 0, num_heads, num_heads + 2 * num_kv_heads, **query_norm);
@@ -111,18 +110,18 @@ struct BeforeAttention : Attention {
   }
 
   // Norms `count` of all heads of rows, from the `first` one, in place.
-  static void norm_part(const at::Tensor& rows, int64_t first, int64_t count, int64_t all, const Norm& norm) {
+  static void norm_part(const Tensor& rows, int64_t first, int64_t count, int64_t all, const Norm& norm) {
     norm_heads(rows.view({rows.size(0), all, -1}).narrow(1, first, count), norm.weight, norm.bias, norm.eps);
   }
 };
 
 // attended [T, N], gates [T, N], if there are some -> what is attended to times their sigmoids, in its place
-inline at::Tensor gated(const at::Tensor& attended, const at::Tensor& gates) {
+inline Tensor gated(const Tensor& attended, const Tensor& gates) {
   if (gates.defined()) recurrent::multiply_by_gates(attended, gates, "sigmoid");
   return attended;
 }
 
-struct AfterAttention : torch::CustomClassHolder {
+struct AfterAttention {
   Ref<Linear> attention_out;
   OptionalNorm norm;
   Ref<FeedForward> feed_forward;
@@ -142,14 +141,14 @@ struct AfterAttention : torch::CustomClassHolder {
   std::vector<Ref<Linear>> linears_of_end() const { return end ? (*end)->linears() : std::vector<Ref<Linear>>{}; }
 
   // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output, but for its end
-  std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended, Workspace& work,
+  std::tuple<Tensor, Tensor> operator()(const Tensor& x, const Tensor& attended, Workspace& work,
                                                 const AdapterRows& rows) const {
     const Buffer& own = adds_first ? work.mixed : work.added;
-    const at::Tensor projected = finished(attention_norm, (*attention_out)(attended, own, Activation::kNone, rows));
-    at::Tensor residual, normed;
+    const Tensor projected = finished(attention_norm, (*attention_out)(attended, own, Activation::kNone, rows));
+    Tensor residual, normed;
     if (adds_first) {
       normed = (**norm)(x, work.normed);
-      const at::Tensor fed = finished(feed_forward_norm, (*feed_forward)(x, normed, work, rows));
+      const Tensor fed = finished(feed_forward_norm, (*feed_forward)(x, normed, work, rows));
       return {x, add_rows(projected, fed, work.mixed)};
     }
     if (is_parallel) {
@@ -163,8 +162,8 @@ struct AfterAttention : torch::CustomClassHolder {
 
  private:
   // Makes of a product what is added to the residual, in its place.
-  at::Tensor finished(const OptionalNorm& norm, const at::Tensor& rows) const {
-    const at::Tensor normed = norm ? (*norm)->in_place(rows) : rows;
+  Tensor finished(const OptionalNorm& norm, const Tensor& rows) const {
+    const Tensor normed = norm ? (*norm)->in_place(rows) : rows;
     if (multiplier) scale_rows(normed, *multiplier);
     return normed;
   }
@@ -180,7 +179,7 @@ inline Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, Optiona
   TORCH_CHECK(norm || !is_parallel, "a layer whose parts are parallel has a norm");
   TORCH_CHECK(is_parallel || !adds_first, "only what parallel parts make is added first");
   const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);
-  return c10::make_intrusive<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward,
+  return std::make_shared<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward,
                                              std::move(attention_norm), std::move(feed_forward_norm), multiplier,
                                              is_parallel, adds_first, std::move(end));
 }

@@ -4,7 +4,6 @@
 // differ in the last bit: an activation then depends on how many rows are computed at once. Here every element goes
 // through the same instructions.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 
@@ -14,7 +13,7 @@
 #include "layers/elementwise.h"
 
 #include "base/activations.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 
 namespace twostep::elementwise {
@@ -36,7 +35,7 @@ void run(const double* from, int64_t size, double* to) {
 }
 
 template <class Op, class Element>
-void run_all(const at::Tensor& input, at::Tensor& output) {
+void run_all(const Tensor& input, Tensor& output) {
   const Element* from = input.const_data_ptr<Element>();
   Element* to = output.mutable_data_ptr<Element>();
   run_ranges(input.numel(), kGrain, [&](int64_t begin, int64_t end) {
@@ -46,52 +45,45 @@ void run_all(const at::Tensor& input, at::Tensor& output) {
 
 // Writes to `output`, which is contiguous and may be the input.
 template <class Op>
-void map_into(const at::Tensor& input, at::Tensor& output) {
-  const at::Tensor source = input.contiguous();
+void map_into(const Tensor& input, Tensor& output) {
+  const Tensor source = input.contiguous();
   switch (input.scalar_type()) {
-    case at::kFloat: return run_all<Op, float>(source, output);
-    case at::kBFloat16: return run_all<Op, at::BFloat16>(source, output);
-    case at::kDouble: return run_all<Op, double>(source, output);
+    case kFloat: return run_all<Op, float>(source, output);
+    case kBFloat16: return run_all<Op, at::BFloat16>(source, output);
+    case kDouble: return run_all<Op, double>(source, output);
     default: TORCH_CHECK_NOT_IMPLEMENTED(false, "activation of ", input.scalar_type(), " is not implemented");
   }
 }
 
 template <class Op>
-at::Tensor map(const at::Tensor& input) {
-  at::Tensor output = new_empty_like(input);
+Tensor map(const Tensor& input) {
+  Tensor output = new_empty_like(input);
   map_into<Op>(input, output);
   return output;
 }
 
 template <class Op>
-at::Tensor& map_in_place(at::Tensor& self) {
-  at::Tensor output = self.is_contiguous() ? self : new_empty_like(self);
+void map_in_place(const Tensor& self) {
+  Tensor output = self.is_contiguous() ? self : new_empty_like(self);
   map_into<Op>(self, output);
   if (!output.is_same(self)) self.copy_(output);
-  return self;
 }
 
 }  // namespace
 
-at::Tensor silu(const at::Tensor& x) { return map<Silu>(x); }
-at::Tensor& silu_in_place(at::Tensor& x) { return map_in_place<Silu>(x); }
-at::Tensor sigmoid(const at::Tensor& x) { return map<Sigmoid>(x); }
-at::Tensor& sigmoid_in_place(at::Tensor& x) { return map_in_place<Sigmoid>(x); }
+Tensor silu(const Tensor& x) { return map<Silu>(x); }
+void silu_in_place(const Tensor& x) { map_in_place<Silu>(x); }
+Tensor sigmoid(const Tensor& x) { return map<Sigmoid>(x); }
+void sigmoid_in_place(const Tensor& x) { map_in_place<Sigmoid>(x); }
 
-at::Tensor gelu(const at::Tensor& x, std::string_view approximate) {
+Tensor gelu(const Tensor& x, std::string_view approximate) {
   return approximate == "tanh" ? map<GeluTanh>(x) : map<GeluErf>(x);
 }
 
-at::Tensor& gelu_in_place(at::Tensor& x, std::string_view approximate) {
-  return approximate == "tanh" ? map_in_place<GeluTanh>(x) : map_in_place<GeluErf>(x);
+void gelu_in_place(const Tensor& x, std::string_view approximate) {
+  approximate == "tanh" ? map_in_place<GeluTanh>(x) : map_in_place<GeluErf>(x);
 }
 
-at::Tensor softplus(const at::Tensor& x, const at::Scalar& beta, const at::Scalar& threshold) {
-  const bool is_scaled = beta.toDouble() != 1.0;
-  const at::Tensor scaled = is_scaled ? x.mul(beta) : x;
-  const at::Tensor result = is_scaled ? map<Softplus>(scaled).div(beta) : map<Softplus>(scaled);
-  // Above 20, x is the result in any case.
-  return threshold.toDouble() < 20.0 ? x.where(scaled.gt(threshold), result) : result;
-}
+Tensor softplus(const Tensor& x) { return map<Softplus>(x); }
 
 }  // namespace twostep::elementwise

@@ -1,20 +1,21 @@
-// Batch-invariant activations, which replace torch's own for CPU tensors (registration.cpp): arguments and results are
-// those of torch's operators of these names.
+// Batch-invariant activations, which replace torch's own for CPU tensors (binding/operators.cpp): arguments
+// and results are those of torch's operators of these names.
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 
 #include <string_view>
 
+#include "base/tensor.h"
+
 namespace twostep::elementwise {
 
-at::Tensor silu(const at::Tensor& x);
-at::Tensor& silu_in_place(at::Tensor& x);
-at::Tensor sigmoid(const at::Tensor& x);
-at::Tensor& sigmoid_in_place(at::Tensor& x);
-at::Tensor gelu(const at::Tensor& x, std::string_view approximate);
-at::Tensor& gelu_in_place(at::Tensor& x, std::string_view approximate);
-at::Tensor softplus(const at::Tensor& x, const at::Scalar& beta, const at::Scalar& threshold);
+Tensor silu(const Tensor& x);
+void silu_in_place(const Tensor& x);
+Tensor sigmoid(const Tensor& x);
+void sigmoid_in_place(const Tensor& x);
+Tensor gelu(const Tensor& x, std::string_view approximate);
+void gelu_in_place(const Tensor& x, std::string_view approximate);
+Tensor softplus(const Tensor& x);
 
 }  // namespace twostep::elementwise

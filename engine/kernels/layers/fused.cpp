@@ -4,7 +4,6 @@
 // for bit, what they compute, except for what rounding makes zero (rounded_to_halves in vec.h). That sum has an order
 // of its own: sixteen lanes, folded at the end. Every row is computed by itself.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 
 #include "base/operators.h"
 #include "base/rows.h"
+#include "base/tensor.h"
 #include "layers/row_math.h"
 
 namespace twostep {
@@ -61,38 +61,38 @@ void normalize_centered(const Element* x, const float* weight, const float* bias
   });
 }
 
-void check_weight(const at::Tensor& weight, const at::Tensor& like, int64_t size) {
-  const bool has_dtype = weight.scalar_type() == like.scalar_type() || weight.scalar_type() == at::kFloat;
+void check_weight(const Tensor& weight, const Tensor& like, int64_t size) {
+  const bool has_dtype = weight.scalar_type() == like.scalar_type() || weight.scalar_type() == kFloat;
   TORCH_CHECK(has_dtype && weight.is_contiguous() && weight.numel() == size,
               "a norm's weight must be contiguous, of the rows' dtype or float32, with ", size, " elements");
   TORCH_CHECK(size > 0, "rows of a norm must not be empty");
 }
 
-void check_rotation(const at::Tensor& angles, const at::Tensor& qkv, int64_t rows, int64_t head_size) {
+void check_rotation(const Tensor& angles, const Tensor& qkv, int64_t rows, int64_t head_size) {
   const int64_t width = angles.size(-1);
-  const bool has_dtype = angles.scalar_type() == qkv.scalar_type() || angles.scalar_type() == at::kFloat;
+  const bool has_dtype = angles.scalar_type() == qkv.scalar_type() || angles.scalar_type() == kFloat;
   TORCH_CHECK(has_dtype && angles.is_contiguous(), "cos and sin must be contiguous, of the rows' dtype or float32");
   TORCH_CHECK(width % 2 == 0 && width <= head_size, "cos and sin have ", head_size, " columns at most, an even number");
   TORCH_CHECK(angles.numel() == rows * width, "every row has its angles");
 }
 
 // Heads whose norm is that of a whole row count as one.
-int64_t normed_heads(const at::Tensor& weight, int64_t num_heads, int64_t head_size) {
+int64_t normed_heads(const Tensor& weight, int64_t num_heads, int64_t head_size) {
   return weight.numel() == head_size ? num_heads : 1;
 }
 
-void check_fits(const at::Tensor& tensor, const at::Tensor& like, int64_t size, const char* name) {
+void check_fits(const Tensor& tensor, const Tensor& like, int64_t size, const char* name) {
   TORCH_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.is_contiguous() && tensor.size(-1) == size, name,
               " must be contiguous, of the rows' dtype, with ", size, " columns");
 }
 
 }  // namespace
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const Buffer& buffer) {
-  const at::Tensor rows = x.contiguous();
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const Buffer& buffer) {
+  const Tensor rows = x.contiguous();
   const int64_t size = rows.size(-1);
   check_weight(weight, rows, size);
-  const at::Tensor& out = buffer.get(rows.sizes(), rows);
+  const Tensor& out = buffer.get(rows.sizes(), rows);
   with_elements_of(rows, weight, [&]<class Element, class Weight>(Element*, Weight*) {
     const auto* from = rows.const_data_ptr<Element>();
     const auto* scale = weight.const_data_ptr<Weight>();
@@ -104,14 +104,14 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, c
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const at::Tensor& x,
-                                                const at::Tensor& weight, double eps, const Buffer& to_sum,
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& residual, const Tensor& x,
+                                                const Tensor& weight, double eps, const Buffer& to_sum,
                                                 const Buffer& to_normed) {
-  const at::Tensor left = residual.contiguous(), right = x.contiguous();
+  const Tensor left = residual.contiguous(), right = x.contiguous();
   const int64_t size = left.size(-1);
   TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
   check_fits(right, left, size, "x"), check_weight(weight, left, size);
-  const at::Tensor &sum = to_sum.get(left.sizes(), left), &out = to_normed.get(left.sizes(), left);
+  const Tensor &sum = to_sum.get(left.sizes(), left), &out = to_normed.get(left.sizes(), left);
   with_elements_of(left, weight, [&]<class Element, class Weight>(Element*, Weight*) {
     const auto *a = left.const_data_ptr<Element>(), *b = right.const_data_ptr<Element>();
     const auto* scale = weight.const_data_ptr<Weight>();
@@ -124,12 +124,12 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, cons
   return {sum, out};
 }
 
-at::Tensor add_rows(const at::Tensor& residual, const at::Tensor& x, const Buffer& buffer) {
-  const at::Tensor left = residual.contiguous(), right = x.contiguous();
+Tensor add_rows(const Tensor& residual, const Tensor& x, const Buffer& buffer) {
+  const Tensor left = residual.contiguous(), right = x.contiguous();
   const int64_t size = left.size(-1);
   TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
   check_fits(right, left, size, "x");
-  const at::Tensor& out = buffer.get(left.sizes(), left);
+  const Tensor& out = buffer.get(left.sizes(), left);
   with_element_of(left, [&]<class Element>(Element*) {
     const auto *a = left.const_data_ptr<Element>(), *b = right.const_data_ptr<Element>();
     auto* to = out.mutable_data_ptr<Element>();
@@ -139,7 +139,7 @@ at::Tensor add_rows(const at::Tensor& residual, const at::Tensor& x, const Buffe
   return out;
 }
 
-void scale_rows(const at::Tensor& x, double factor) {
+void scale_rows(const Tensor& x, double factor) {
   TORCH_CHECK(x.is_contiguous(), "rows that are scaled must be contiguous");
   const int64_t size = x.size(-1);
   with_element_of(x, [&]<class Element>(Element*) {
@@ -150,7 +150,7 @@ void scale_rows(const at::Tensor& x, double factor) {
   });
 }
 
-void add_gated_rows(const at::Tensor& sum, const at::Tensor& x, const std::optional<at::Tensor>& gates) {
+void add_gated_rows(const Tensor& sum, const Tensor& x, const std::optional<Tensor>& gates) {
   TORCH_CHECK(sum.dim() == 2 && sum.is_contiguous() && sum.sizes() == x.sizes(), "sum and x differ in shape");
   check_fits(x, sum, sum.size(1), "x");
   if (gates) check_fits(*gates, sum, 1, "gates");
@@ -171,15 +171,15 @@ void add_gated_rows(const at::Tensor& sum, const at::Tensor& x, const std::optio
   });
 }
 
-at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps,
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps,
                       const Buffer& buffer) {
-  const at::Tensor rows = x.contiguous();
+  const Tensor rows = x.contiguous();
   const int64_t size = rows.size(-1);
-  for (const at::Tensor& each : {weight, bias.value_or(weight)}) {
+  for (const Tensor& each : {weight, bias.value_or(weight)}) {
     check_weight(each, rows, size);
-    TORCH_CHECK(each.scalar_type() == at::kFloat, "weight and bias of a layer norm are in float32");
+    TORCH_CHECK(each.scalar_type() == kFloat, "weight and bias of a layer norm are in float32");
   }
-  const at::Tensor& out = buffer.get(rows.sizes(), rows);
+  const Tensor& out = buffer.get(rows.sizes(), rows);
   with_element_of(rows, [&]<class Element>(Element*) {
     const auto* from = rows.const_data_ptr<Element>();
     const auto* scale = weight.const_data_ptr<float>();
@@ -192,13 +192,13 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::
   return out;
 }
 
-void norm_heads(const at::Tensor& heads, const at::Tensor& weight, const std::optional<at::Tensor>& bias, double eps) {
+void norm_heads(const Tensor& heads, const Tensor& weight, const std::optional<Tensor>& bias, double eps) {
   TORCH_CHECK(heads.dim() == 3 && heads.stride(2) == 1, "heads lie in the columns of a matrix");
   const int64_t count = heads.size(1), size = heads.size(2);
   const bool is_of_each = weight.numel() != size;
-  for (const at::Tensor& each : {weight, bias.value_or(weight)}) {
+  for (const Tensor& each : {weight, bias.value_or(weight)}) {
     check_weight(each, heads, is_of_each ? count * size : size);
-    TORCH_CHECK(each.scalar_type() == at::kFloat, "weight and bias of a layer norm are in float32");
+    TORCH_CHECK(each.scalar_type() == kFloat, "weight and bias of a layer norm are in float32");
   }
   with_element_of(heads, [&]<class Element>(Element*) {
     const auto* scale = weight.const_data_ptr<float>();
@@ -214,16 +214,16 @@ void norm_heads(const at::Tensor& heads, const at::Tensor& weight, const std::op
   });
 }
 
-void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
-                  int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
-                  const std::optional<at::Tensor>& key_norm, double eps, bool in_pairs, bool norms_last,
-                  const std::optional<at::Tensor>& query_scales) {
+void rotate_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, int64_t num_heads,
+                  int64_t num_kv_heads, const std::optional<Tensor>& query_norm,
+                  const std::optional<Tensor>& key_norm, double eps, bool in_pairs, bool norms_last,
+                  const std::optional<Tensor>& query_scales) {
   TORCH_CHECK(qkv.dim() == 2 && (qkv.is_contiguous() || qkv.stride(1) == 1), "heads lie in the columns of a matrix");
   TORCH_CHECK(num_heads > 0 && num_kv_heads >= 0, "there must be heads");
   const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
   const int64_t size = width / all_heads, turned = cos.size(-1), stride = qkv.stride(0);
   TORCH_CHECK(size * all_heads == width && size % 2 == 0, "rows of ", width, " are not ", all_heads, " even heads");
-  for (const at::Tensor& angles : {cos, sin}) check_rotation(angles, qkv, rows, size);
+  for (const Tensor& angles : {cos, sin}) check_rotation(angles, qkv, rows, size);
   TORCH_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type(), "cos and sin differ");
   const auto norms = {std::pair{query_norm, num_heads}, std::pair{key_norm, num_kv_heads}};
   for (const auto& [norm, heads] : norms) {
@@ -231,11 +231,11 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
   }
   const bool have_one_dtype = !query_norm || !key_norm || query_norm->scalar_type() == key_norm->scalar_type();
   TORCH_CHECK(have_one_dtype, "the norms of queries and keys have weights of one dtype");
-  const bool are_scales = !query_scales || (query_scales->scalar_type() == at::kFloat &&
+  const bool are_scales = !query_scales || (query_scales->scalar_type() == kFloat &&
                                             query_scales->is_contiguous() && query_scales->numel() == rows);
   TORCH_CHECK(are_scales, "queries of every row have a scale, in float32");
   const float* scales = query_scales ? query_scales->const_data_ptr<float>() : nullptr;
-  const at::Tensor& any_norm = query_norm ? *query_norm : key_norm ? *key_norm : qkv;
+  const Tensor& any_norm = query_norm ? *query_norm : key_norm ? *key_norm : qkv;
   const auto normalize_heads = [&](int64_t row) {
     with_elements_of(qkv, any_norm, [&]<class Element, class Weight>(Element*, Weight*) {
       auto* first = qkv.mutable_data_ptr<Element>() + row * stride;
@@ -265,11 +265,11 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
   });
 }
 
-at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& buffer) {
+Tensor gate(const Tensor& gate_up, Activation activation, const Buffer& buffer) {
   TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
-  const at::Tensor rows = gate_up.contiguous();
+  const Tensor rows = gate_up.contiguous();
   const int64_t size = rows.size(1) / 2;
-  const at::Tensor& out = buffer.get({rows.size(0), size}, rows);
+  const Tensor& out = buffer.get({rows.size(0), size}, rows);
   with_element_of(rows, [&]<class Element>(Element*) {
     const auto* from = rows.const_data_ptr<Element>();
     auto* to = out.mutable_data_ptr<Element>();

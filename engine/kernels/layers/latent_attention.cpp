@@ -1,6 +1,5 @@
 #include "layers/latent_attention.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cstring>
 
 #include "base/rows.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "layers/row_math.h"
 
@@ -17,7 +17,7 @@ namespace {
 using namespace row_math;
 
 // Copies rows [A, B, N] of one tensor to another, whose numbers lie side by side in each row.
-void copy_rows(const at::Tensor& from, const at::Tensor& to) {
+void copy_rows(const Tensor& from, const Tensor& to) {
   TORCH_CHECK(from.sizes() == to.sizes() && from.stride(2) == 1 && to.stride(2) == 1, "rows are copied as they are");
   const int64_t inner = from.size(1), item = from.element_size(), size = from.size(2) * item;
   const auto* source = static_cast<const char*>(from.const_data_ptr());
@@ -50,9 +50,9 @@ void rotate_into(const Element* from, const Table* cos, const Table* sin, int64_
 
 // Projected rows of a step, and what becomes of them.
 struct Rows {
-  at::Tensor queries, latents;  // [T, num_heads * query size], [T, key size]
-  at::Tensor plain;             // [num_heads, T, plain]
-  at::Tensor query, key;        // [T, num_heads, key size], whose first numbers are left alone, and [T, 1, key size]
+  Tensor queries, latents;  // [T, num_heads * query size], [T, key size]
+  Tensor plain;             // [num_heads, T, plain]
+  Tensor query, key;        // [T, num_heads, key size], whose first numbers are left alone, and [T, 1, key size]
 };
 
 // Norms latents, rotates what is rotated of them and of queries, and puts the rest of these apart.
@@ -84,16 +84,16 @@ void check(const Rows& rows, const Angles& angles, const Norm& norm, const Sizes
   TORCH_CHECK(rows.queries.size(1) == sizes.num_heads * sizes.query() && sizes.plain > 0 && sizes.rotated >= 0 &&
                   sizes.rotated % 2 == 0,
               "each head has a part that is rotated, and one that is not");
-  for (const at::Tensor* table : {&angles.cos, &angles.sin}) {
+  for (const Tensor* table : {&angles.cos, &angles.sin}) {
     TORCH_CHECK(table->is_contiguous() && table->scalar_type() == angles.cos.scalar_type() &&
                     table->numel() == count * sizes.rotated,
                 "every row has its angles");
-    TORCH_CHECK(table->scalar_type() == rows.queries.scalar_type() || table->scalar_type() == at::kFloat,
+    TORCH_CHECK(table->scalar_type() == rows.queries.scalar_type() || table->scalar_type() == kFloat,
                 "angles have the rows' dtype, or float32");
   }
-  const at::Tensor& weight = norm.weight;
+  const Tensor& weight = norm.weight;
   TORCH_CHECK(weight.is_contiguous() && weight.numel() == sizes.latent && sizes.latent > 0 &&
-                  (weight.scalar_type() == rows.queries.scalar_type() || weight.scalar_type() == at::kFloat),
+                  (weight.scalar_type() == rows.queries.scalar_type() || weight.scalar_type() == kFloat),
               "a latent's norm has its weight");
   TORCH_CHECK(rows.queries.is_contiguous() && rows.latents.is_contiguous() && rows.latents.size(0) == count &&
                   rows.latents.scalar_type() == rows.queries.scalar_type(),
@@ -102,16 +102,16 @@ void check(const Rows& rows, const Angles& angles, const Norm& norm, const Sizes
 
 }  // namespace
 
-at::Tensor LatentAttention::queries_of(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const {
+Tensor LatentAttention::queries_of(const Tensor& normed, const Workspace& work, const AdapterRows& rows) const {
   if (!query_down) return (*query)(normed, work.qkv, Activation::kNone, rows);
-  const at::Tensor down = (**query_down)(normed, work.query_down, Activation::kNone, rows);
+  const Tensor down = (**query_down)(normed, work.query_down, Activation::kNone, rows);
   return (*query)((*query_norm)->in_place(down), work.qkv, Activation::kNone, rows);
 }
 
-Heads LatentAttention::project(const at::Tensor& normed, const Angles& angles, Workspace& work,
+Heads LatentAttention::project(const Tensor& normed, const Angles& angles, Workspace& work,
                                const AdapterRows& rows) const {
-  const at::Tensor queries = queries_of(normed, work, rows);
-  const at::Tensor latents = (*latent)(normed, work.latents, Activation::kNone, rows);
+  const Tensor queries = queries_of(normed, work, rows);
+  const Tensor latents = (*latent)(normed, work.latents, Activation::kNone, rows);
   const int64_t count = normed.size(0), size = latent_norm->weight.numel(), turned = latents.size(1) - size;
   const Sizes sizes{num_heads(), queries.size(1) / num_heads() - turned, size, turned};
   const Rows all{queries, latents, work.plain.get({num_heads(), count, sizes.plain}, queries),
@@ -123,17 +123,17 @@ Heads LatentAttention::project(const at::Tensor& normed, const Angles& angles, W
       arrange<Element, Weight, Table>(all, angles, *latent_norm, sizes, rotated);
     });
   });
-  const at::Tensor absorbed = keys->multiply_each(all.plain, work.absorbed);
+  const Tensor absorbed = keys->multiply_each(all.plain, work.absorbed);
   copy_rows(absorbed.transpose(0, 1), all.query.narrow(2, 0, size));
   return {all.query, all.key, all.key.narrow(2, 0, size)};
 }
 
-at::Tensor LatentAttention::finished(const at::Tensor& attended, const Workspace& work) const {
+Tensor LatentAttention::finished(const Tensor& attended, const Workspace& work) const {
   const int64_t count = attended.size(0), size = attended.size(1) / num_heads();
-  const at::Tensor& sums = work.sums.get({num_heads(), count, size}, attended);
+  const Tensor& sums = work.sums.get({num_heads(), count, size}, attended);
   copy_rows(attended.contiguous().view({count, num_heads(), size}).transpose(0, 1), sums);
-  const at::Tensor expanded = values->multiply_each(sums, work.expanded);
-  const at::Tensor& out = work.values.get({count, num_heads(), expanded.size(2)}, attended);
+  const Tensor expanded = values->multiply_each(sums, work.expanded);
+  const Tensor& out = work.values.get({count, num_heads(), expanded.size(2)}, attended);
   copy_rows(expanded.transpose(0, 1), out);
   return out.flatten(1);
 }

@@ -4,9 +4,7 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
-#include <torch/custom_class.h>
 
 #include <cstdint>
 #include <optional>
@@ -14,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/tensor.h"
 #include "layers/attention.h"
 #include "moe/experts.h"
 
@@ -48,10 +47,10 @@ struct LatentAttention : Attention {
     TORCH_CHECK(this->keys->weights.size() == this->values->weights.size(), "each head has two matrices");
   }
 
-  Heads project(const at::Tensor& normed, const Angles& angles, Workspace& work,
+  Heads project(const Tensor& normed, const Angles& angles, Workspace& work,
                 const AdapterRows& rows) const override;
 
-  at::Tensor finished(const at::Tensor& attended, const Workspace& work) const override;
+  Tensor finished(const Tensor& attended, const Workspace& work) const override;
 
   std::vector<Ref<Linear>> linears() const override {
     if (query_down) return {*query_down, query, latent};
@@ -60,7 +59,7 @@ struct LatentAttention : Attention {
 
  private:
   int64_t num_heads() const { return static_cast<int64_t>(keys->weights.size()); }
-  at::Tensor queries_of(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const;
+  Tensor queries_of(const Tensor& normed, const Workspace& work, const AdapterRows& rows) const;
 };
 
 }  // namespace twostep

@@ -2,22 +2,22 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/gelu.h>
 #include <c10/util/Exception.h>
-#include <torch/custom_class.h>
 
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/tensor.h"
+#include "layers/elementwise.h"
 #include "layers/modules.h"
+#include "layers/torch_math.h"
 
 namespace twostep {
 
 // An input [T, N] of the layer's own is multiplied by a gelu of rows, projected, normed and added to them; the sum is
 // scaled.
-struct LayerEnd : torch::CustomClassHolder {
+struct LayerEnd {
   std::optional<Ref<Linear>> gate, projection;  // none without an input
   OptionalNorm norm;
   double factor;
@@ -30,14 +30,14 @@ struct LayerEnd : torch::CustomClassHolder {
   }
 
   // residual and added [T, H] -> their sum, in `work.residual`, with what its end makes of it
-  at::Tensor operator()(const at::Tensor& residual, const at::Tensor& added, const OptionalTensor& input,
+  Tensor operator()(const Tensor& residual, const Tensor& added, const OptionalTensor& input,
                         const Workspace& work, const AdapterRows& rows) const {
-    at::Tensor x = add_rows(residual, added, work.residual);
+    Tensor x = add_rows(residual, added, work.residual);
     if (gate) {
       TORCH_CHECK(input, "a layer with an input of its own gets one");
-      at::Tensor gated = (**gate)(x, {}, Activation::kNone, rows);
-      at::gelu_(gated, "tanh");  // of elementwise.cpp
-      gated.mul_(*input);
+      const Tensor gated = (**gate)(x, {}, Activation::kNone, rows);
+      elementwise::gelu_in_place(gated, "tanh");
+      torch_math::multiply_in_place(gated, *input);
       x = add_rows(x, (*norm)->in_place((**projection)(gated, work.added, Activation::kNone, rows)), work.residual);
     }
     if (factor != 1.0) scale_rows(x, factor);

@@ -2,14 +2,6 @@
 
 #pragma once
 
-#include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/floor_divide.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/polar.h>
-#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,24 +9,26 @@
 #include <utility>
 
 #include "base/rows.h"
-#include "base/thread_pool.h"
+#include "base/sizes.h"
+#include "base/tensor.h"
+#include "layers/torch_math.h"
 
 namespace twostep {
 
 // What rotates the heads of rows: cos and sin [T, 2 * frequencies], and numbers [T] that multiply queries then.
 struct Angles {
-  at::Tensor cos, sin;
-  std::optional<at::Tensor> query_scales;
+  Tensor cos, sin;
+  std::optional<Tensor> query_scales;
 };
 
 // Numbers [N] in float32, each that of the queries at `interval` positions one after the other; the first of them has
 // `shift` less.
 struct QueryScales {
-  at::Tensor numbers;
+  Tensor numbers;
   int64_t interval, shift;
 
-  at::Tensor of(const at::Tensor& positions) const {
-    return take_rows(numbers.unsqueeze(-1), at::floor_divide(positions + shift, interval)).squeeze(-1);
+  Tensor of(const Tensor& positions) const {
+    return take_rows(numbers.unsqueeze(-1), torch_math::floor_divided(positions, shift, interval)).squeeze(-1);
   }
 };
 
@@ -44,14 +38,14 @@ class Rotations {
  public:
   // Tables are rounded to `dtype`, if one is given, and have the dtype `to`; those that are polar are the parts of
   // complex numbers, as torch computes these.
-  Rotations(at::Tensor frequencies, double scaling, std::optional<at::ScalarType> dtype, at::ScalarType to,
+  Rotations(Tensor frequencies, double scaling, std::optional<Dtype> dtype, Dtype to,
             bool is_polar, std::optional<QueryScales> query_scales)
-      : frequencies_(std::move(frequencies)), scaling_(scaling), dtype_(dtype.value_or(at::kFloat)), to_(to),
+      : frequencies_(std::move(frequencies)), scaling_(scaling), dtype_(dtype.value_or(kFloat)), to_(to),
         is_polar_(is_polar), query_scales_(std::move(query_scales)) {}
 
   // positions [T] -> cos and sin as LlamaRotaryEmbedding of transformers computes them
-  Angles of(const at::Tensor& positions) {
-    const at::Tensor which = positions.contiguous();
+  Angles of(const Tensor& positions) {
+    const Tensor which = positions.contiguous();
     const auto* position = which.const_data_ptr<int64_t>();
     const int64_t count = which.numel(), end = count > 0 ? *std::max_element(position, position + count) + 1 : 1;
     if (end > known_) extend(round_up(end, kAtOnce));
@@ -63,21 +57,22 @@ class Rotations {
   static constexpr int64_t kAtOnce = 4096;
 
   void extend(int64_t end) {
-    const at::Tensor positions = at::arange(known_, end, frequencies_.options()).unsqueeze(-1);
-    const at::Tensor angles = positions * frequencies_, both = at::cat({angles, angles}, -1);
-    const at::Tensor turned = is_polar_ ? at::view_as_real(at::polar(at::ones_like(both), both)) : at::Tensor();
-    const auto append = [&](at::Tensor& table, const at::Tensor& x) {
-      const at::Tensor scaled = (x * scaling_).to(dtype_).to(to_);
-      table = known_ > 0 ? at::cat({table, scaled}) : scaled;
+    using namespace torch_math;
+    const Tensor positions = range(known_, end, frequencies_.scalar_type()).unsqueeze(-1);
+    const Tensor angles = product(positions, frequencies_), both = cat({angles, angles}, -1);
+    const Tensor parts = is_polar_ ? turned(both) : Tensor();
+    const auto append = [&](Tensor& table, const Tensor& x) {
+      const Tensor rows = scaled(x, scaling_).to(dtype_).to(to_);
+      table = known_ > 0 ? cat({table, rows}, 0) : rows;
     };
-    append(cos_, is_polar_ ? turned.select(-1, 0) : both.cos());
-    append(sin_, is_polar_ ? turned.select(-1, 1) : both.sin());
+    append(cos_, is_polar_ ? parts.select(-1, 0) : cos(both));
+    append(sin_, is_polar_ ? parts.select(-1, 1) : sin(both));
     known_ = end;
   }
 
-  at::Tensor frequencies_, cos_, sin_;  // the latter [known, head_size]
+  Tensor frequencies_, cos_, sin_;  // the latter [known, head_size]
   double scaling_;
-  at::ScalarType dtype_, to_;
+  Dtype dtype_, to_;
   bool is_polar_;
   std::optional<QueryScales> query_scales_;
   int64_t known_ = 0;

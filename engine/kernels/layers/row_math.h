@@ -2,13 +2,13 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
 #include "base/rows.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 
@@ -72,13 +72,13 @@ void rotate_pairs(Element* head, const Table* cos, const Table* sin, int64_t hal
 
 // Calls f with a null pointer of the element type.
 template <class F>
-void with_element_of(const at::Tensor& tensor, const F& f) {
+void with_element_of(const Tensor& tensor, const F& f) {
   twostep::with_element_of(tensor, "fused layers", f);
 }
 
 // Calls f with a null pointer of the rows' element type, and one of the weight's: the same or float.
 template <class F>
-void with_elements_of(const at::Tensor& rows, const at::Tensor& weight, const F& f) {
+void with_elements_of(const Tensor& rows, const Tensor& weight, const F& f) {
   with_element_of(rows, [&]<class Element>(Element* element) {
     if (weight.scalar_type() == rows.scalar_type()) return f(element, element);
     f(element, static_cast<float*>(nullptr));

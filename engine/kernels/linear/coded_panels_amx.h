@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/prefetch.h"
+#include "base/tensor.h"
 #include "coded/bf16_11bit.h"
 #include "linear/panels_amx.h"
 
@@ -85,12 +86,12 @@ class CodedPanels::Steps {
 inline CodedPanels::Steps CodedPanels::only_pass(const Piece& piece) const { return {*this, piece}; }
 
 // Whether `packed` was made by pack_coded of a weight [n, k].
-inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
+inline bool is_coded(const Tensor& packed, int64_t n, int64_t k) {
   return exponents::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep) * kStepUnits);
 }
 
 // Codes a weight; returns nothing where its numbers do not allow it.
-inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
+inline std::optional<Tensor> pack_coded(const Tensor& weight) {
   return exponents::pack(weight, kPanel, divide_up(weight.size(1), kStep) * kStepUnits,
                          [&](const auto& use) { for_each_panel(weight, use); });
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/tensor.h"
 #include "linear/rounded_blocks.h"
 #include "linear/vector.h"
 
@@ -21,15 +22,15 @@ bool gates_itself(int64_t n) {
   return vector::kPanel % kPair == 0 && n % kPair == 0;
 }
 
-void check_dtype(const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16,
+void check_dtype(const Tensor& tensor) {
+  TORCH_CHECK(tensor.scalar_type() == kFloat || tensor.scalar_type() == kBFloat16,
               "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
 // Columns of a panel and K of a step of a weight that is not coded.
-std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] at::ScalarType dtype) {
+std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] Dtype dtype) {
 #if defined(__AMX_BF16__)
-  if (dtype == at::kBFloat16 && amx::is_granted()) return {amx::kPanel, amx::kStep};
+  if (dtype == kBFloat16 && amx::is_granted()) return {amx::kPanel, amx::kStep};
 #endif
   return {vector::kPanel, vector::kStep};
 }
@@ -44,7 +45,7 @@ void multiply_plain(Problems<at::BFloat16> problems) {
 }
 
 #if defined(__AVX2__)
-bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
+bool is_coded(const Tensor& packed, int64_t n, int64_t k) {
 #if defined(__AMX_BF16__)
   if (amx::is_granted()) return amx::is_coded(packed, n, k);
 #endif
@@ -60,10 +61,10 @@ void multiply_coded(Problems<at::BFloat16> problems) {
 #endif
 
 // Whether the weight was packed for rows [T, k] of that dtype, and has n columns.
-bool fits(const at::Tensor& packed, at::ScalarType dtype, int64_t n, int64_t k) {
-  if (packed.scalar_type() == at::kByte && dtype == at::kFloat) return blocks::is_packed(packed, n, k);
+bool fits(const Tensor& packed, Dtype dtype, int64_t n, int64_t k) {
+  if (packed.scalar_type() == kByte && dtype == kFloat) return blocks::is_packed(packed, n, k);
 #if defined(__AVX2__)
-  if (packed.scalar_type() == at::kByte) return dtype == at::kBFloat16 && is_coded(packed, n, k);
+  if (packed.scalar_type() == kByte) return dtype == kBFloat16 && is_coded(packed, n, k);
 #endif
   const auto [panel, step] = panel_sizes(dtype);
   return packed.sizes() == at::IntArrayRef({divide_up(n, panel), divide_up(k, step), panel, step}) &&
@@ -95,25 +96,25 @@ void multiply_all(Problems<Element> problems) {
 
 }  // namespace
 
-at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
+Tensor pack_weight(const Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   check_dtype(weight);
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
-  const at::Tensor dense = weight.contiguous();
-  if (dense.scalar_type() == at::kFloat) return vector::pack<vector::Float32>(dense);
+  const Tensor dense = weight.contiguous();
+  if (dense.scalar_type() == kFloat) return vector::pack<vector::Float32>(dense);
 #if defined(__AMX_BF16__)
   if (amx::is_granted()) {
-    const std::optional<at::Tensor> coded = may_be_coded ? amx::pack_coded(dense) : std::nullopt;
+    const std::optional<Tensor> coded = may_be_coded ? amx::pack_coded(dense) : std::nullopt;
     return coded ? *coded : amx::pack(dense);
   }
 #endif
 #if defined(__AVX2__)
-  const std::optional<at::Tensor> coded = may_be_coded ? vector::pack_coded(dense) : std::nullopt;
+  const std::optional<Tensor> coded = may_be_coded ? vector::pack_coded(dense) : std::nullopt;
   if (coded) return *coded;
 #endif
   return vector::pack<vector::BFloat16>(dense);
 }
 
-at::Tensor grouped_linear(const at::Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
+Tensor grouped_linear(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   check_dtype(x);
   TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
   if (activation != Activation::kNone && !gates_itself(n)) {
@@ -126,7 +127,7 @@ at::Tensor grouped_linear(const at::Tensor& x, Shares shares, int64_t n, Activat
                           []<class Element>(Problems<Element> problems) { multiply_all(problems); });
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n,
                   Activation activation, const Buffer& out) {
   return grouped_linear(x, share_of(x, packed, bias), n, activation, out);
 }

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "base/amx_tiles.h"
 #include "base/huge_pages.h"
 #include "base/prefetch.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 
@@ -50,7 +50,7 @@ struct PlainPanels {
 // Calls use(panel, numbers) for each panel of a weight [N, K], with its numbers as tiles take them, zero padded:
 // [K step][2 tiles of columns][16 pairs along K][16 columns][2].
 template <class Use>
-inline void for_each_panel(const at::Tensor& weight, const Use& use) {
+inline void for_each_panel(const Tensor& weight, const Use& use) {
   const int64_t n = weight.size(0), k = weight.size(1), steps = divide_up(k, kStep);
   const BFloat16* source = weight.const_data_ptr<BFloat16>();
   run_tasks(divide_up(n, kPanel), false, [&](int64_t panel) {
@@ -66,9 +66,9 @@ inline void for_each_panel(const at::Tensor& weight, const Use& use) {
 }
 
 // Packs a weight [N, K] -> [panel, K step, ...].
-inline at::Tensor pack(const at::Tensor& weight) {
+inline Tensor pack(const Tensor& weight) {
   const int64_t panels = divide_up(weight.size(0), kPanel), steps = divide_up(weight.size(1), kStep);
-  at::Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.options());
+  Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.scalar_type());
   BFloat16* target = packed.mutable_data_ptr<BFloat16>();
   for_each_panel(weight, [&](int64_t panel, const std::vector<BFloat16>& numbers) {
     std::copy(numbers.begin(), numbers.end(), target + panel * steps * kStepElements);

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -11,6 +10,7 @@
 
 #include "base/huge_pages.h"
 #include "base/prefetch.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "linear/formats_vector.h"
 
@@ -142,7 +142,7 @@ struct WidenedPanels {
 
 // Calls use(panel, numbers) for each panel of a weight [N, K], zero padded: [steps][kStep / pack][kPanel][pack].
 template <class Format, class Use>
-void for_each_panel(const at::Tensor& weight, const Use& use) {
+void for_each_panel(const Tensor& weight, const Use& use) {
   using Element = typename Format::Element;
   constexpr int kPack = Format::kPack;
   const int64_t n = weight.size(0), k = weight.size(1), steps = divide_up(k, kStep);
@@ -160,10 +160,10 @@ void for_each_panel(const at::Tensor& weight, const Use& use) {
 
 // Packs a weight [N, K] -> [panels, steps, kPanel, kStep].
 template <class Format>
-at::Tensor pack(const at::Tensor& weight) {
+Tensor pack(const Tensor& weight) {
   using Element = typename Format::Element;
   const int64_t panels = divide_up(weight.size(0), kPanel), steps = divide_up(weight.size(1), kStep);
-  at::Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.options());
+  Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.scalar_type());
   Element* target = packed.mutable_data_ptr<Element>();
   for_each_panel<Format>(weight, [&](int64_t panel, const std::vector<Element>& numbers) {
     std::copy(numbers.begin(), numbers.end(), target + panel * steps * kStepElements);
@@ -173,12 +173,12 @@ at::Tensor pack(const at::Tensor& weight) {
 
 #if defined(__AVX2__)
 // Whether `packed` was made by pack_coded of a weight [n, k].
-inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
+inline bool is_coded(const Tensor& packed, int64_t n, int64_t k) {
   return high_bytes::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep));
 }
 
 // Codes a weight; returns nothing where its numbers do not allow it.
-inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
+inline std::optional<Tensor> pack_coded(const Tensor& weight) {
   return high_bytes::pack(weight, kPanel, divide_up(weight.size(1), kStep),
                           [&](const auto& use) { for_each_panel<BFloat16>(weight, use); });
 }

@@ -3,7 +3,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
@@ -16,6 +15,7 @@
 #include "base/operators.h"
 #include "base/runs.h"
 #include "base/scratch.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 
 namespace twostep {
@@ -96,21 +96,21 @@ class alignas(64) Tasks {
 };
 
 // A weight with all rows.
-inline Share share_of(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias) {
-  return {&packed, bias.has_value() ? bias->contiguous() : at::Tensor(), x.size(0)};
+inline Share share_of(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias) {
+  return {&packed, bias.has_value() ? bias->contiguous() : Tensor(), x.size(0)};
 }
 
 template <class Element, class Multiply>
-at::Tensor multiply_into(const Buffer& buffer, const at::Tensor& x, Shares shares, int64_t n, Activation activation,
+Tensor multiply_into(const Buffer& buffer, const Tensor& x, Shares shares, int64_t n, Activation activation,
                          const Multiply& multiply) {
   const int64_t k = x.size(1), columns = activation == Activation::kNone ? n : n / 2;
-  const at::Tensor& out = buffer.get({x.size(0), columns}, x);
+  const Tensor& out = buffer.get({x.size(0), columns}, x);
   const auto* from = x.const_data_ptr<Element>();
   auto* to = out.mutable_data_ptr<Element>();
   ProblemList<Element> problems;
   for (const Share& each : shares) {
     const auto* bias = each.bias.defined() ? each.bias.const_data_ptr<Element>() : nullptr;
-    const bool is_bytes = each.packed->scalar_type() == at::kByte;
+    const bool is_bytes = each.packed->scalar_type() == kByte;
     problems.push_back({from, bias, to, each.rows, k, n, activation, each.packed->const_data_ptr(), is_bytes,
                         is_bytes ? each.packed->size(-1) : 0});
     from += each.rows * k, to += each.rows * columns;
@@ -122,7 +122,7 @@ at::Tensor multiply_into(const Buffer& buffer, const at::Tensor& x, Shares share
 // x [T, K] -> [T, n], or [T, n / 2] gated with an activation. Calls `multiply` with the problems of x's dtype: float32
 // or bfloat16.
 template <class Multiply>
-at::Tensor multiply_rows_of(const at::Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out,
+Tensor multiply_rows_of(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out,
                             const Multiply& multiply) {
   int64_t rows_left = x.size(0);
   for (const Share& each : shares) {
@@ -131,8 +131,8 @@ at::Tensor multiply_rows_of(const at::Tensor& x, Shares shares, int64_t n, Activ
     rows_left -= each.rows;
   }
   TORCH_CHECK(rows_left == 0 && !shares.empty(), "each row has one weight");
-  const at::Tensor rows = x.contiguous();
-  return x.scalar_type() == at::kFloat ? multiply_into<float>(out, rows, shares, n, activation, multiply)
+  const Tensor rows = x.contiguous();
+  return x.scalar_type() == kFloat ? multiply_into<float>(out, rows, shares, n, activation, multiply)
                                        : multiply_into<at::BFloat16>(out, rows, shares, n, activation, multiply);
 }
 

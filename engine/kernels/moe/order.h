@@ -2,12 +2,13 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <numeric>
 #include <vector>
+
+#include "base/tensor.h"
 
 namespace twostep::moe {
 
@@ -15,7 +16,7 @@ namespace twostep::moe {
 class Order {
  public:
   // experts [T, S]
-  Order(const at::Tensor& experts, int64_t num_experts)
+  Order(const Tensor& experts, int64_t num_experts)
       : starts_(num_experts + 1), slots_(experts.numel()), places_(experts.numel()) {
     const auto* expert = experts.const_data_ptr<int64_t>();
     for (int64_t slot = 0; slot < count(); ++slot) {

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "base/hadamard.h"
 #include "base/huge_pages.h"
 #include "base/scratch.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "quantized/int4.h"
 #include "quantized/int4_levels.h"
@@ -26,9 +26,9 @@ namespace twostep::packing {
 
 // Packs columns into [panels, bytes of one] uint8, which is opaque: calls pack_column(column, place of its panel).
 template <class Weight, class PackColumn>
-at::Tensor pack(int64_t n, int64_t k, const PackColumn& pack_column) {
+Tensor pack(int64_t n, int64_t k, const PackColumn& pack_column) {
   const int64_t panels = divide_up(n, integers::kPanel), bytes = integers::panel_bytes<Weight>(k);
-  at::Tensor packed = zeros_in_huge_pages({panels, bytes}, at::TensorOptions().dtype(at::kByte));
+  Tensor packed = zeros_in_huge_pages({panels, bytes}, kByte);
   uint8_t* to = packed.mutable_data_ptr<uint8_t>();
   run_tasks(panels, false, [&](int64_t panel) {
     const int64_t first = panel * integers::kPanel;
@@ -138,7 +138,7 @@ class Quantizer {
 
 // rows [n, k] -> packed, and whether all numbers are finite
 template <class Element>
-std::tuple<at::Tensor, bool> quantize_and_pack(const Element* rows, int64_t n, int64_t k, const Settings& settings) {
+std::tuple<Tensor, bool> quantize_and_pack(const Element* rows, int64_t n, int64_t k, const Settings& settings) {
   std::atomic<bool> is_finite{true};
   const auto pack_column = [&](int64_t column, uint8_t* panel) {
     static thread_local Quantizer quantizer;
@@ -148,7 +148,7 @@ std::tuple<at::Tensor, bool> quantize_and_pack(const Element* rows, int64_t n, i
                        : quantizer.pack_4_bits(settings.num_refits, place, panel);
   };
   const bool has_8_bits = settings.bits == 8;
-  at::Tensor packed = has_8_bits ? pack<int8::Weight>(n, k, pack_column) : pack<int4::Weight>(n, k, pack_column);
+  Tensor packed = has_8_bits ? pack<int8::Weight>(n, k, pack_column) : pack<int4::Weight>(n, k, pack_column);
   return {std::move(packed), is_finite.load()};
 }
 

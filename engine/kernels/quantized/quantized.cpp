@@ -1,11 +1,10 @@
 // The operators of linear layers over quantized weights.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "quantized/int4.h"
 #include "quantized/int4_levels.h"
 #include "quantized/int8.h"
@@ -21,15 +20,15 @@
 namespace twostep {
 namespace {
 
-void check_dtype(at::ScalarType dtype, const char* what) {
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, what, " float32 or bfloat16, not ", dtype);
+void check_dtype(Dtype dtype, const char* what) {
+  TORCH_CHECK(dtype == kFloat || dtype == kBFloat16, what, " float32 or bfloat16, not ", dtype);
 }
 
 // Checks codes [N, K], and that `others` have a number for each group of `length` along K.
-void check_codes(const at::Tensor& codes, int64_t length, std::initializer_list<at::Tensor> others) {
-  TORCH_CHECK(codes.dim() == 2 && codes.numel() > 0 && codes.scalar_type() == at::kByte,
+void check_codes(const Tensor& codes, int64_t length, std::initializer_list<Tensor> others) {
+  TORCH_CHECK(codes.dim() == 2 && codes.numel() > 0 && codes.scalar_type() == kByte,
               "codes must be a non-empty matrix of bytes");
-  for (const at::Tensor& each : others) {
+  for (const Tensor& each : others) {
     TORCH_CHECK(each.dim() == 2 && each.size(0) == codes.size(0) && each.size(1) == divide_up(codes.size(1), length),
                 "a number per group is missing");
   }
@@ -61,13 +60,13 @@ void multiply(Problems<Element> problems) {
 
 // x [T, K] times packed quantized weights, with rows rounded to integers; the arguments are those of `grouped_linear`.
 template <class Weight>
-at::Tensor multiply_all(const at::Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
+Tensor multiply_all(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   check_dtype(x.scalar_type(), "linear takes");
   TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
   for (const Share& each : shares) {
     TORCH_CHECK(each.packed->sizes() == at::IntArrayRef({divide_up(n, integers::kPanel),
                                                          integers::panel_bytes<Weight>(x.size(1))}) &&
-                    each.packed->is_contiguous() && each.packed->scalar_type() == at::kByte,
+                    each.packed->is_contiguous() && each.packed->scalar_type() == kByte,
                 "rows and packed weight differ in size or dtype");
   }
   if (activation != Activation::kNone && n % integers::kPanel != 0) {
@@ -90,15 +89,15 @@ using Int4Weight = int4::Weight;
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight, int64_t bits, int64_t num_refits) {
+std::tuple<Tensor, Tensor, Tensor> quantize(const Tensor& weight, int64_t bits, int64_t num_refits) {
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || bits == 4),
               "what is quantized must be a non-empty matrix, to 8 or 4 bits");
   check_dtype(weight.scalar_type(), "what is quantized must be");
-  const at::Tensor w = weight.contiguous();
+  const Tensor w = weight.contiguous();
   const int64_t n = w.size(0), k = w.size(1);
   const int64_t groups = divide_up(k, bits == 8 ? quantizing::kGroup8 : quantizing::kGroup4);
-  at::Tensor codes = new_empty({n, k}, w.options().dtype(at::kByte));
-  at::Tensor scales = new_empty({n, groups}, w.options().dtype(at::kBFloat16)), minimums = new_empty_like(scales);
+  Tensor codes = new_empty({n, k}, kByte);
+  Tensor scales = new_empty({n, groups}, kBFloat16), minimums = new_empty_like(scales);
   const auto quantize_all = [&](const auto* rows) {
     run_tasks(n, false, [&](int64_t i) {
       auto* to = codes.mutable_data_ptr<uint8_t>() + i * k;
@@ -108,19 +107,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight
                 : quantizing::quantize_row_in_lanes(rows + i * k, k, bits, num_refits, to, s, m);
     });
   };
-  w.scalar_type() == at::kFloat ? quantize_all(w.const_data_ptr<float>())
+  w.scalar_type() == kFloat ? quantize_all(w.const_data_ptr<float>())
                                 : quantize_all(w.const_data_ptr<at::BFloat16>());
   return {codes, scales, minimums};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> to_levels(const at::Tensor& weight, const at::Tensor& scales,
-                                                         const at::Tensor& minimums) {
+std::tuple<Tensor, Tensor, Tensor> to_levels(const Tensor& weight, const Tensor& scales,
+                                                         const Tensor& minimums) {
   check_dtype(weight.scalar_type(), "what is quantized must be");
-  const at::Tensor w = weight.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
+  const Tensor w = weight.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
   const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, levels::kGroup);
-  at::Tensor codes = new_empty({n, k}, w.options().dtype(at::kByte)), found = new_empty({n, groups}, codes.options());
+  Tensor codes = new_empty({n, k}, kByte), found = new_empty({n, groups}, codes.scalar_type());
   check_codes(codes, levels::kGroup, {s, m});
-  at::Tensor shared = new_empty({n, divide_up(k, levels::kScaleGroup)}, s.options());
+  Tensor shared = new_empty({n, divide_up(k, levels::kScaleGroup)}, s.scalar_type());
   const auto level_all = [&](const auto* rows) {
     run_tasks(n, false, [&](int64_t i) {
       levels::level_row(rows + i * k, k, s.const_data_ptr<at::BFloat16>() + i * groups,
@@ -129,13 +128,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> to_levels(const at::Tensor& weigh
                         shared.mutable_data_ptr<at::BFloat16>() + i * shared.size(1));
     });
   };
-  w.scalar_type() == at::kFloat ? level_all(w.const_data_ptr<float>()) : level_all(w.const_data_ptr<at::BFloat16>());
+  w.scalar_type() == kFloat ? level_all(w.const_data_ptr<float>()) : level_all(w.const_data_ptr<at::BFloat16>());
   return {codes, found, shared};
 }
 
-at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums) {
+Tensor pack_int8(const Tensor& codes, const Tensor& scales, const Tensor& minimums) {
   check_codes(codes, quantizing::kGroup8, {scales, minimums});
-  const at::Tensor c = codes.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
+  const Tensor c = codes.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
   const int64_t n = c.size(0), k = c.size(1), groups = s.size(1);
   const auto* codes_of = c.const_data_ptr<uint8_t>();
   const auto *scales_of = s.const_data_ptr<at::BFloat16>(), *minimums_of = m.const_data_ptr<at::BFloat16>();
@@ -146,10 +145,10 @@ at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at
   });
 }
 
-at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at::Tensor& scales) {
+Tensor pack_int4(const Tensor& codes, const Tensor& levels, const Tensor& scales) {
   check_codes(codes, levels::kGroup, {levels});
   check_codes(codes, levels::kScaleGroup, {scales});
-  const at::Tensor c = codes.contiguous(), l = levels.contiguous(), s = scales.contiguous();
+  const Tensor c = codes.contiguous(), l = levels.contiguous(), s = scales.contiguous();
   const int64_t n = c.size(0), k = c.size(1), subgroups = l.size(1), groups = s.size(1);
   const auto *codes_of = c.const_data_ptr<uint8_t>(), *levels_of = l.const_data_ptr<uint8_t>();
   const auto* scales_of = s.const_data_ptr<at::BFloat16>();
@@ -159,51 +158,51 @@ at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at
   });
 }
 
-std::tuple<at::Tensor, bool> quantize_and_pack(const at::Tensor& weight, int64_t bits, int64_t row_bits,
+std::tuple<Tensor, bool> quantize_and_pack(const Tensor& weight, int64_t bits, int64_t row_bits,
                                                int64_t num_refits) {
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || (bits == 4 && row_bits == 8)),
               "what is quantized must be a non-empty matrix, to 8 or 4 bits");
   check_dtype(weight.scalar_type(), "what is quantized must be");
-  const at::Tensor w = weight.contiguous();
+  const Tensor w = weight.contiguous();
   const auto quantize_rows = [&](const auto* rows) {
     return packing::quantize_and_pack(rows, w.size(0), w.size(1), {bits, num_refits, row_bits == 8});
   };
-  return w.scalar_type() == at::kFloat ? quantize_rows(w.const_data_ptr<float>())
+  return w.scalar_type() == kFloat ? quantize_rows(w.const_data_ptr<float>())
                                        : quantize_rows(w.const_data_ptr<at::BFloat16>());
 }
 
-at::Tensor inverse_hadamard(const at::Tensor& weight) {
+Tensor inverse_hadamard(const Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
   check_dtype(weight.scalar_type(), "what is transformed must be");
   const int64_t n = weight.size(0), k = weight.size(1);
-  at::Tensor all = new_empty({n, round_up(k, hadamard::kSmallestBlock)}, at::kFloat).zero_();
+  Tensor all = new_empty({n, round_up(k, hadamard::kSmallestBlock)}, kFloat).zero_();
   all.narrow(1, 0, k).copy_(weight);
   auto* numbers = all.mutable_data_ptr<float>();
   run_tasks(n, false, [&](int64_t i) { hadamard::invert(numbers + i * all.size(1), all.size(1)); });
   return all;
 }
 
-at::Tensor linear_int8_wide_rows(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+Tensor linear_int8_wide_rows(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias,
                                  int64_t n) {
   return multiply_all<Int8WeightForWideRows>(x, share_of(x, packed, bias), n, Activation::kNone, {});
 }
 
-at::Tensor grouped_linear_int8(const at::Tensor& x, Shares shares, int64_t n, Activation activation,
+Tensor grouped_linear_int8(const Tensor& x, Shares shares, int64_t n, Activation activation,
                                const Buffer& out) {
   return multiply_all<Int8Weight>(x, shares, n, activation, out);
 }
 
-at::Tensor grouped_linear_int4(const at::Tensor& x, Shares shares, int64_t n, Activation activation,
+Tensor grouped_linear_int4(const Tensor& x, Shares shares, int64_t n, Activation activation,
                                const Buffer& out) {
   return multiply_all<Int4Weight>(x, shares, n, activation, out);
 }
 
-at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+Tensor linear_int8(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n,
                        Activation activation, const Buffer& out) {
   return grouped_linear_int8(x, share_of(x, packed, bias), n, activation, out);
 }
 
-at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+Tensor linear_int4(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n,
                        Activation activation, const Buffer& out) {
   return grouped_linear_int4(x, share_of(x, packed, bias), n, activation, out);
 }

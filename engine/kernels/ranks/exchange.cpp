@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/rows.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 
 namespace twostep::ranks {
@@ -102,14 +103,14 @@ void Exchange::wait_for(int64_t rank) const {
   });
 }
 
-at::Tensor Exchange::gather(const at::Tensor& x, const std::vector<int64_t>& starts, const Buffer& out) {
+Tensor Exchange::gather(const Tensor& x, const std::vector<int64_t>& starts, const Buffer& out) {
   const int64_t element = x.element_size(), num_rows = x.size(0), own_bytes = x.size(1) * element;
   TORCH_CHECK(x.dim() == 2 && x.size(1) == starts[rank + 1] - starts[rank], "rows do not have this rank's columns");
   int64_t widest = 1;
   for (int64_t r = 0; r < size; ++r) widest = std::max(widest, (starts[r + 1] - starts[r]) * element);
   TORCH_CHECK(widest <= part_bytes_, "a row of ", widest, " bytes does not fit into the memory of a rank");
-  const at::Tensor own = x.contiguous();
-  const at::Tensor& result = out.get({num_rows, starts[size]}, x);
+  const Tensor own = x.contiguous();
+  const Tensor& result = out.get({num_rows, starts[size]}, x);
   const auto* from = static_cast<const char*>(own.const_data_ptr());
   auto* to = static_cast<char*>(result.mutable_data_ptr());
   const int64_t stride = starts[size] * element, rows_at_once = part_bytes_ / widest;
@@ -134,16 +135,6 @@ Gather::Gather(Ref<Exchange> exchange, std::vector<int64_t> starts)
   TORCH_CHECK(static_cast<int64_t>(this->starts.size()) == this->exchange->size + 1 && this->starts.front() == 0 &&
                   std::is_sorted(this->starts.begin(), this->starts.end()),
               "each rank's columns begin where those of the one before end");
-}
-
-void register_classes(torch::Library& library) {
-  library.class_<Exchange>("Exchange")
-      .def(torch::init<int64_t, int64_t, int64_t, int64_t, double>())
-      .def("abort", &Exchange::abort);
-  library.class_<Gather>("Gather")
-      .def(torch::init<Ref<Exchange>, std::vector<int64_t>>())
-      .def("run", [](const Ref<Gather>& gather, const at::Tensor& x) { return (*gather)(x, {}); });
-  library.def("exchange_size", &Exchange::memory_size);
 }
 
 }  // namespace twostep::ranks

@@ -4,9 +4,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <torch/custom_class.h>
-#include <torch/library.h>
 
 #include <atomic>
 #include <cstdint>
@@ -14,22 +11,21 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/ref.h"
+#include "base/tensor.h"
 
 namespace twostep::ranks {
-
-template <class T>
-using Ref = c10::intrusive_ptr<T>;
 
 // The shared memory of all ranks. Each writes into two parts of its own, in turn, and counts what it has written:
 // whoever reads the count `n` of all others may overwrite what they wrote before, since they count up only after they
 // have read it. One thread of each rank calls, and all ranks call the same, in the same order.
-class Exchange : public torch::CustomClassHolder {
+class Exchange {
  public:
   // Maps the memory behind a descriptor, of which `memory_size` bytes are used. A rank that others wait for longer than
   // `timeout_s` has failed.
   Exchange(int64_t descriptor, int64_t rank, int64_t size, int64_t part_bytes, double timeout_s);
   Exchange(const Exchange&) = delete;
-  ~Exchange() override;
+  ~Exchange();
 
   static int64_t memory_size(int64_t size, int64_t part_bytes);
 
@@ -38,7 +34,7 @@ class Exchange : public torch::CustomClassHolder {
 
   // x [T, own columns] -> [T, all columns], where those of rank r are [starts[r], starts[r + 1]). Throws if a rank has
   // failed.
-  at::Tensor gather(const at::Tensor& x, const std::vector<int64_t>& starts, const Buffer& out);
+  Tensor gather(const Tensor& x, const std::vector<int64_t>& starts, const Buffer& out);
 
   const int64_t rank, size;
 
@@ -68,18 +64,15 @@ class Exchange : public torch::CustomClassHolder {
 };
 
 // Where each rank's columns begin, and at last how many there are.
-struct Gather : torch::CustomClassHolder {
+struct Gather {
   Ref<Exchange> exchange;
   std::vector<int64_t> starts;
 
   Gather(Ref<Exchange> exchange, std::vector<int64_t> starts);
 
-  at::Tensor operator()(const at::Tensor& x, const Buffer& out) const { return exchange->gather(x, starts, out); }
+  Tensor operator()(const Tensor& x, const Buffer& out) const { return exchange->gather(x, starts, out); }
 };
 
 using OptionalGather = std::optional<Ref<Gather>>;
-
-// To be called before classes are registered that hold these: torch must know theirs then.
-void register_classes(torch::Library& library);
 
 }  // namespace twostep::ranks

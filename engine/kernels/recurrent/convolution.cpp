@@ -1,6 +1,5 @@
 // A causal convolution of each channel by itself over a few tokens (engine/mixers/convolution.py).
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/operators.h"
@@ -70,20 +69,20 @@ struct Problem {
 
 }  // namespace
 
-at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       bool is_gated, const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts) {
+Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                       bool is_gated, const Tensor& states, const Tensor& slots, const Tensor& starts) {
   const int64_t num_tokens = x.size(0), num_channels = x.size(1), num_taps = weight.size(0);
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && weight.size(1) == num_channels && weight.is_contiguous() &&
-                  weight.scalar_type() == at::kFloat && 0 < num_taps && num_taps <= kMaxTaps,
+                  weight.scalar_type() == kFloat && 0 < num_taps && num_taps <= kMaxTaps,
               "weights are float32 [up to ", kMaxTaps, " taps, channels]");
-  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == num_channels),
+  TORCH_CHECK(!bias || (bias->scalar_type() == kFloat && bias->is_contiguous() && bias->numel() == num_channels),
               "biases are float32 [channels]");
   TORCH_CHECK(states.dim() == 3 && states.size(1) == num_taps - 1 && states.size(2) == num_channels &&
                   states.is_contiguous() && states.scalar_type() == x.scalar_type(),
               "states are [slots, taps - 1, channels], of the rows' dtype");
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
-  const at::Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
-  const at::Tensor output = new_empty({num_tokens, num_channels}, x.options());
+  const Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
+  const Tensor output = new_empty({num_tokens, num_channels}, x.scalar_type());
   with_element_of(x, "convolutions", [&]<class Element>(Element*) {
     const Problem<Element> problem{rows.const_data_ptr<Element>(),
                                    rows.stride(0),
@@ -104,14 +103,14 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
   return output;
 }
 
-at::Tensor short_convolution(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                             const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts) {
+Tensor short_convolution(const Tensor& rows, const Tensor& weight, const std::optional<Tensor>& bias,
+                             const Tensor& states, const Tensor& slots, const Tensor& starts) {
   const int64_t num_channels = weight.size(-1);
   TORCH_CHECK(rows.dim() == 2 && rows.size(1) == 3 * num_channels, "rows are gates, gates and inputs side by side");
   const auto part = [&](int64_t index) { return rows.narrow(1, index * num_channels, num_channels); };
-  const at::Tensor x = part(2).clone(at::MemoryFormat::Contiguous);
+  const Tensor x = part(2).contiguous_clone();
   multiply_by_gates(x, part(0), "none");
-  const at::Tensor output = convolution(x, weight, bias, false, states, slots, starts);
+  const Tensor output = convolution(x, weight, bias, false, states, slots, starts);
   multiply_by_gates(output, part(1), "none");
   return output;
 }

@@ -1,6 +1,5 @@
 // What lies between the products of recurrent layers and of gated attention: rows that are multiplied by gates.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/operators.h"
@@ -29,7 +28,7 @@ struct Identity {
 // Multiplies rows of x by Op(gates). A sigmoid is rounded before, as in transformers' attention, and a silu is not, as
 // in its gated norms.
 template <class Op, class Element>
-void multiply_rows(const at::Tensor& x, const at::Tensor& gates) {
+void multiply_rows(const Tensor& x, const Tensor& gates) {
   const int64_t size = x.size(1), stride = gates.stride(0);
   auto* to = x.mutable_data_ptr<Element>();
   const auto* from = gates.const_data_ptr<Element>();
@@ -66,7 +65,7 @@ void norm_groups(float* x, const Element* gates, const Element* weight, int64_t 
 
 }  // namespace
 
-void multiply_by_gates(const at::Tensor& x, const at::Tensor& gates, std::string_view activation) {
+void multiply_by_gates(const Tensor& x, const Tensor& gates, std::string_view activation) {
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.sizes() == gates.sizes() && gates.stride(1) == 1 &&
                   x.scalar_type() == gates.scalar_type(),
               "x and its gates are rows of one size and dtype");
@@ -78,16 +77,16 @@ void multiply_by_gates(const at::Tensor& x, const at::Tensor& gates, std::string
   });
 }
 
-at::Tensor gated_group_norm(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& weight, double eps,
+Tensor gated_group_norm(const Tensor& x, const Tensor& gates, const Tensor& weight, double eps,
                             int64_t num_groups) {
-  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kFloat && x.sizes() == gates.sizes() &&
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == kFloat && x.sizes() == gates.sizes() &&
                   gates.stride(1) == 1,
               "x, in float32, and its gates are rows of one size");
   TORCH_CHECK(weight.is_contiguous() && weight.numel() == x.size(1) && weight.scalar_type() == gates.scalar_type() &&
                   num_groups > 0 && x.size(1) % num_groups == 0,
               "a weight has the rows' size, which is in groups, and the gates' dtype");
   const int64_t width = x.size(1);
-  const at::Tensor out = new_empty(x.sizes(), gates.options());
+  const Tensor out = new_empty(x.sizes(), gates.scalar_type());
   with_element_of(gates, "gates", [&]<class Element>(Element*) {
     auto* own = x.mutable_data_ptr<float>();
     const auto* factors = gates.const_data_ptr<Element>();

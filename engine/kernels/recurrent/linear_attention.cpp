@@ -2,7 +2,6 @@
 // the outer product of its key and value, and is read by its query. Prompts and single tokens go through the same
 // steps.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -15,7 +14,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/matrix_states.h"
@@ -25,8 +24,8 @@
 namespace twostep::recurrent {
 namespace {
 
-void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& decay,
-           const std::optional<at::Tensor>& rate) {
+void check(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay,
+           const std::optional<Tensor>& rate) {
   TORCH_CHECK(query.dim() == 3 && query.sizes() == key.sizes() && value.dim() == 3 && decay.dim() == 3,
               "queries, keys, values and decays are [tokens, heads, size]");
   const int64_t num_tokens = value.size(0), num_heads = value.size(1);
@@ -36,8 +35,8 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
               "a decay is one number, or one for each of a key");
   TORCH_CHECK(!rate || (rate->dim() == 2 && rate->size(0) == num_tokens && rate->size(1) == num_heads),
               "rates are [tokens, heads]");
-  for (const at::Tensor& each : {query, key, value, decay, rate.value_or(value)})
-    TORCH_CHECK(each.scalar_type() == at::kFloat, "linear attention is computed in float32");
+  for (const Tensor& each : {query, key, value, decay, rate.value_or(value)})
+    TORCH_CHECK(each.scalar_type() == kFloat, "linear attention is computed in float32");
 }
 
 // x / |x| * factor, but for an epsilon in the length: what an RMSNorm of weights 1 / sqrt(size) makes of it.
@@ -56,23 +55,23 @@ void to_unit_length(const Element* x, int64_t size, float factor, float* to) {
   });
 }
 
-void check_gates(const at::Tensor& write, const at::Tensor& time_step, const at::Tensor& decay_rates,
-                 const at::Tensor& time_bias) {
+void check_gates(const Tensor& write, const Tensor& time_step, const Tensor& decay_rates,
+                 const Tensor& time_bias) {
   TORCH_CHECK(write.dim() == 2 && write.sizes() == time_step.sizes() && write.stride(1) == 1 &&
                   time_step.stride(1) == 1 && write.scalar_type() == time_step.scalar_type(),
               "every token has two numbers for each head");
-  for (const at::Tensor& each : {decay_rates, time_bias}) {
-    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_contiguous() && each.numel() == write.size(1),
+  for (const Tensor& each : {decay_rates, time_bias}) {
+    TORCH_CHECK(each.scalar_type() == kFloat && each.is_contiguous() && each.numel() == write.size(1),
                 "each head has a rate and a bias in float32");
   }
 }
 
 // Queries and keys of rows [T, groups of queries, then of keys, ...], of length 1, and queries scaled.
 template <class Element>
-std::pair<at::Tensor, at::Tensor> unit_heads(const at::Tensor& rows, int64_t num_groups, int64_t key_size) {
+std::pair<Tensor, Tensor> unit_heads(const Tensor& rows, int64_t num_groups, int64_t key_size) {
   const int64_t num_tokens = rows.size(0), width = num_groups * key_size;
-  const auto floats = rows.options().dtype(at::kFloat);
-  const at::Tensor queries = new_empty({num_tokens, width}, floats), keys = new_empty({num_tokens, width}, floats);
+  const auto floats = kFloat;
+  const Tensor queries = new_empty({num_tokens, width}, floats), keys = new_empty({num_tokens, width}, floats);
   auto *query = queries.mutable_data_ptr<float>(), *key = keys.mutable_data_ptr<float>();
   const auto* from = rows.const_data_ptr<Element>();
   const float scale = float(1.0 / std::sqrt(double(key_size)));
@@ -90,14 +89,14 @@ std::pair<at::Tensor, at::Tensor> unit_heads(const at::Tensor& rows, int64_t num
 
 }  // namespace
 
-at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const at::Tensor& decay, const std::optional<at::Tensor>& rate, const at::Tensor& states,
-                            const at::Tensor& slots, const at::Tensor& starts) {
+Tensor linear_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                            const Tensor& decay, const std::optional<Tensor>& rate, const Tensor& states,
+                            const Tensor& slots, const Tensor& starts) {
   check(query, key, value, decay, rate);
   check_states(states, value.size(1), key.size(2), value.size(2));
-  const at::Tensor queries = query.contiguous(), keys = key.contiguous(), values = value.contiguous();
-  const at::Tensor decays = decay.contiguous(), rates = rate ? rate->contiguous() : at::Tensor();
-  const at::Tensor output = new_empty_like(values);
+  const Tensor queries = query.contiguous(), keys = key.contiguous(), values = value.contiguous();
+  const Tensor decays = decay.contiguous(), rates = rate ? rate->contiguous() : Tensor();
+  const Tensor output = new_empty_like(values);
   const Problem<float> problem{queries.const_data_ptr<float>(), keys.const_data_ptr<float>(),
                                decays.const_data_ptr<float>(), rate ? rates.const_data_ptr<float>() : nullptr,
                                values.const_data_ptr<float>(), values.stride(0), states.mutable_data_ptr<float>(),
@@ -107,12 +106,12 @@ at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key, cons
   return output;
 }
 
-std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at::Tensor& time_step,
-                                               const at::Tensor& decay_rates, const at::Tensor& time_bias) {
+std::tuple<Tensor, Tensor> delta_gates(const Tensor& write, const Tensor& time_step,
+                                               const Tensor& decay_rates, const Tensor& time_bias) {
   check_gates(write, time_step, decay_rates, time_bias);
   const int64_t num_tokens = write.size(0), num_heads = write.size(1);
-  const auto floats = write.options().dtype(at::kFloat);
-  const at::Tensor decays = new_empty({num_tokens, num_heads}, floats), rates = new_empty_like(decays);
+  const auto floats = kFloat;
+  const Tensor decays = new_empty({num_tokens, num_heads}, floats), rates = new_empty_like(decays);
   auto *decay = decays.mutable_data_ptr<float>(), *rate = rates.mutable_data_ptr<float>();
   const auto *own_rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
   with_element_of(write, "delta rules", [&]<class Element>(Element* element) {
@@ -132,9 +131,9 @@ std::tuple<at::Tensor, at::Tensor> delta_gates(const at::Tensor& write, const at
   return {decays, rates};
 }
 
-at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, const at::Tensor& time_step,
-                            const at::Tensor& decay_rates, const at::Tensor& time_bias, int64_t num_groups,
-                            const at::Tensor& states, const at::Tensor& slots, const at::Tensor& starts) {
+Tensor gated_delta_rule(const Tensor& qkv, const Tensor& write, const Tensor& time_step,
+                            const Tensor& decay_rates, const Tensor& time_bias, int64_t num_groups,
+                            const Tensor& states, const Tensor& slots, const Tensor& starts) {
   TORCH_CHECK(states.dim() == 5 && qkv.dim() == 2, "a row of queries, keys and values for each token");
   const int64_t num_tokens = qkv.size(0), num_heads = states.size(1), key_size = states.size(3);
   const int64_t before_values = 2 * num_groups * key_size, value_size = (qkv.size(1) - before_values) / num_heads;
@@ -144,9 +143,9 @@ at::Tensor gated_delta_rule(const at::Tensor& qkv, const at::Tensor& write, cons
               "every token has two numbers for each head, of the rows' dtype");
   check_states(states, num_heads, key_size, value_size);
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
-  const at::Tensor rows = qkv.stride(1) == 1 ? qkv : qkv.contiguous();
-  const at::Tensor output = new_empty({num_tokens, num_heads * value_size}, qkv.options());
-  at::Tensor decays, rates;
+  const Tensor rows = qkv.stride(1) == 1 ? qkv : qkv.contiguous();
+  const Tensor output = new_empty({num_tokens, num_heads * value_size}, qkv.scalar_type());
+  Tensor decays, rates;
   std::tie(decays, rates) = delta_gates(write, time_step, decay_rates, time_bias);
   with_element_of(rows, "delta rules", [&]<class Element>(Element*) {
     const auto [queries, keys] = unit_heads<Element>(rows, num_groups, key_size);

@@ -1,7 +1,6 @@
 // The scan of Mamba-2 (engine/mixers/mamba2_scan.py): linear attention whose decays and factors of values come from one
 // time per head and token.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/matrix_states.h"
@@ -19,16 +18,16 @@
 
 namespace twostep::recurrent {
 
-std::tuple<at::Tensor, at::Tensor> mamba2_gates(const at::Tensor& time_step, const at::Tensor& decay_rates,
-                                                const at::Tensor& time_bias, double least_time, double most_time) {
+std::tuple<Tensor, Tensor> mamba2_gates(const Tensor& time_step, const Tensor& decay_rates,
+                                                const Tensor& time_bias, double least_time, double most_time) {
   TORCH_CHECK(time_step.dim() == 2 && time_step.stride(1) == 1, "every token has a time step for each head");
   const int64_t num_tokens = time_step.size(0), num_heads = time_step.size(1);
-  for (const at::Tensor& each : {decay_rates, time_bias}) {
-    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_contiguous() && each.numel() == num_heads,
+  for (const Tensor& each : {decay_rates, time_bias}) {
+    TORCH_CHECK(each.scalar_type() == kFloat && each.is_contiguous() && each.numel() == num_heads,
                 "each head has a rate and a bias in float32");
   }
-  const at::Tensor decays = new_empty({num_tokens, num_heads}, time_step.options().dtype(at::kFloat));
-  const at::Tensor times = new_empty_like(decays);
+  const Tensor decays = new_empty({num_tokens, num_heads}, kFloat);
+  const Tensor times = new_empty_like(decays);
   auto *decay = decays.mutable_data_ptr<float>(), *time = times.mutable_data_ptr<float>();
   const auto *rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
   with_element_of(time_step, "scans of Mamba-2", [&]<class Element>(Element* element) {
@@ -52,10 +51,10 @@ std::tuple<at::Tensor, at::Tensor> mamba2_gates(const at::Tensor& time_step, con
   return {decays, times};
 }
 
-at::Tensor mamba2_scan(const at::Tensor& rows, const at::Tensor& time_step, const at::Tensor& decay_rates,
-                       const at::Tensor& time_bias, const at::Tensor& skip, double least_time, double most_time,
-                       int64_t num_groups, const at::Tensor& states, const at::Tensor& slots,
-                       const at::Tensor& starts) {
+Tensor mamba2_scan(const Tensor& rows, const Tensor& time_step, const Tensor& decay_rates,
+                       const Tensor& time_bias, const Tensor& skip, double least_time, double most_time,
+                       int64_t num_groups, const Tensor& states, const Tensor& slots,
+                       const Tensor& starts) {
   TORCH_CHECK(states.dim() == 5 && rows.dim() == 2 && num_groups > 0,
               "a row of inputs, writes and reads for each token");
   const int64_t num_tokens = rows.size(0), num_heads = states.size(1), state_size = states.size(3);
@@ -65,15 +64,15 @@ at::Tensor mamba2_scan(const at::Tensor& rows, const at::Tensor& time_step, cons
   TORCH_CHECK(time_step.size(0) == num_tokens && time_step.size(1) == num_heads &&
                   time_step.scalar_type() == rows.scalar_type(),
               "every token has a time step for each head, of the rows' dtype");
-  TORCH_CHECK(skip.scalar_type() == at::kFloat && skip.is_contiguous() && skip.numel() == num_heads,
+  TORCH_CHECK(skip.scalar_type() == kFloat && skip.is_contiguous() && skip.numel() == num_heads,
               "each head has a factor in float32");
   check_states(states, num_heads, state_size, head_size);
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
-  const at::Tensor own = rows.stride(1) == 1 ? rows : rows.contiguous();
-  const at::Tensor writes = widened(own.narrow(1, inner, width)), reads = widened(own.narrow(1, inner + width, width));
-  const at::Tensor keys = writes.contiguous(), queries = reads.contiguous();
+  const Tensor own = rows.stride(1) == 1 ? rows : rows.contiguous();
+  const Tensor writes = widened(own.narrow(1, inner, width)), reads = widened(own.narrow(1, inner + width, width));
+  const Tensor keys = writes.contiguous(), queries = reads.contiguous();
   const auto [decays, times] = mamba2_gates(time_step, decay_rates, time_bias, least_time, most_time);
-  const at::Tensor output = new_empty({num_tokens, inner}, rows.options().dtype(at::kFloat));
+  const Tensor output = new_empty({num_tokens, inner}, kFloat);
   const auto *decay = decays.const_data_ptr<float>(), *time = times.const_data_ptr<float>();
   with_element_of(own, "scans of Mamba-2", [&]<class Element>(Element*) {
     const Problem<Element, float> problem{queries.const_data_ptr<float>(),

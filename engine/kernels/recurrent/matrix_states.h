@@ -5,13 +5,13 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <cstdint>
 
 #include "base/rows.h"
 #include "base/sizes.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/sequences.h"
@@ -100,10 +100,10 @@ struct Problem {
   }
 };
 
-inline void check_states(const at::Tensor& states, int64_t num_heads, int64_t key_size, int64_t value_size) {
+inline void check_states(const Tensor& states, int64_t num_heads, int64_t key_size, int64_t value_size) {
   TORCH_CHECK(states.dim() == 5 && states.size(1) == num_heads && states.size(2) == divide_up(value_size, kLanes) &&
                   states.size(3) == key_size && states.size(4) == kLanes && states.is_contiguous() &&
-                  states.scalar_type() == at::kFloat,
+                  states.scalar_type() == kFloat,
               "states are float32 [slots, heads, panels, key size, ", kLanes, "]");
 }
 

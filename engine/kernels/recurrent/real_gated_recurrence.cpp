@@ -1,7 +1,6 @@
 // The real-gated linear recurrence of RecurrentGemma (engine/mixers/real_gated_recurrence.py): each channel has one
 // number of state, which decays at each token and gets its input.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -10,7 +9,7 @@
 #include "base/activations.h"
 #include "base/rows.h"
 #include "base/sizes.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/operators.h"
@@ -60,29 +59,29 @@ struct Problem {
   }
 };
 
-void check(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& rates, const at::Tensor& is_first,
-           const at::Tensor& states) {
+void check(const Tensor& x, const Tensor& gates, const Tensor& rates, const Tensor& is_first,
+           const Tensor& states) {
   TORCH_CHECK(x.dim() == 2 && gates.dim() == 4 && gates.size(0) == x.size(0) && gates.size(2) == 2 &&
                   gates.size(1) * gates.size(3) == x.size(1) && gates.scalar_type() == x.scalar_type(),
               "inputs are [tokens, channels], gates [tokens, heads, 2, channels of a head], of one dtype");
-  TORCH_CHECK(rates.numel() == x.size(1) && rates.is_contiguous() && rates.scalar_type() == at::kFloat,
+  TORCH_CHECK(rates.numel() == x.size(1) && rates.is_contiguous() && rates.scalar_type() == kFloat,
               "each channel has a rate in float32");
-  TORCH_CHECK(is_first.numel() == x.size(0) && is_first.scalar_type() == at::kBool,
+  TORCH_CHECK(is_first.numel() == x.size(0) && is_first.scalar_type() == kBool,
               "each token is its sequence's first or not");
   TORCH_CHECK(states.dim() == 2 && states.size(1) == x.size(1) && states.is_contiguous() &&
-                  states.scalar_type() == at::kFloat,
+                  states.scalar_type() == kFloat,
               "states are [slots, channels], in float32");
 }
 
 }  // namespace
 
-at::Tensor real_gated_recurrence(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& rates,
-                                 const at::Tensor& is_first, const at::Tensor& states, const at::Tensor& slots,
-                                 const at::Tensor& starts) {
+Tensor real_gated_recurrence(const Tensor& x, const Tensor& gates, const Tensor& rates,
+                                 const Tensor& is_first, const Tensor& states, const Tensor& slots,
+                                 const Tensor& starts) {
   check(x, gates, rates, is_first, states);
   const Sequences sequences(slots, starts, states.size(0), x.size(0));
-  const at::Tensor inputs = x.contiguous(), own_gates = gates.contiguous(), firsts = is_first.contiguous();
-  const at::Tensor output = new_empty_like(inputs);
+  const Tensor inputs = x.contiguous(), own_gates = gates.contiguous(), firsts = is_first.contiguous();
+  const Tensor output = new_empty_like(inputs);
   with_element_of(inputs, "real-gated recurrences", [&]<class Element>(Element*) {
     const Problem<Element> problem{inputs.const_data_ptr<Element>(), own_gates.const_data_ptr<Element>(),
                                    rates.const_data_ptr<float>(),    firsts.const_data_ptr<bool>(),

@@ -1,7 +1,6 @@
 // The selective scan of Mamba (engine/mixers/selective_scan.py): each channel has a few numbers of state, which decay
 // at each token, get its input and are read.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include <cstring>
 
 #include "base/sizes.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "recurrent/operators.h"
@@ -66,24 +65,24 @@ struct Problem {
 
 }  // namespace
 
-at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& time_step, const at::Tensor& rates,
-                          const at::Tensor& write, const at::Tensor& read, const at::Tensor& states,
-                          const at::Tensor& slots, const at::Tensor& starts) {
+Tensor selective_scan(const Tensor& x, const Tensor& time_step, const Tensor& rates,
+                          const Tensor& write, const Tensor& read, const Tensor& states,
+                          const Tensor& slots, const Tensor& starts) {
   TORCH_CHECK(x.dim() == 2 && x.sizes() == time_step.sizes() && rates.dim() == 2 && rates.size(0) == x.size(1),
               "inputs and times are [tokens, channels], rates [channels, state size]");
   const int64_t num_tokens = x.size(0), num_channels = x.size(1), state_size = rates.size(1);
-  for (const at::Tensor& each : {write, read}) {
+  for (const Tensor& each : {write, read}) {
     TORCH_CHECK(each.dim() == 2 && each.size(0) == num_tokens && each.size(1) == state_size,
                 "what is written and what reads are [tokens, state size]");
   }
   TORCH_CHECK(states.dim() == 3 && states.size(1) == num_channels && states.size(2) == state_size &&
                   states.is_contiguous(),
               "states are [slots, channels, state size]");
-  for (const at::Tensor& each : {x, time_step, rates, write, read, states})
-    TORCH_CHECK(each.scalar_type() == at::kFloat, "a selective scan is computed in float32");
+  for (const Tensor& each : {x, time_step, rates, write, read, states})
+    TORCH_CHECK(each.scalar_type() == kFloat, "a selective scan is computed in float32");
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
-  const at::Tensor inputs = x.contiguous(), times = time_step.contiguous(), own_rates = rates.contiguous();
-  const at::Tensor writes = write.contiguous(), reads = read.contiguous(), output = new_empty_like(inputs);
+  const Tensor inputs = x.contiguous(), times = time_step.contiguous(), own_rates = rates.contiguous();
+  const Tensor writes = write.contiguous(), reads = read.contiguous(), output = new_empty_like(inputs);
   const Problem problem{inputs.const_data_ptr<float>(), times.const_data_ptr<float>(),
                         own_rates.const_data_ptr<float>(), writes.const_data_ptr<float>(),
                         reads.const_data_ptr<float>(), states.mutable_data_ptr<float>(),

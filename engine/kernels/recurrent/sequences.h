@@ -2,11 +2,12 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
+
+#include "base/tensor.h"
 
 namespace twostep::recurrent {
 
@@ -15,7 +16,7 @@ struct Sequences {
   const int64_t *slots, *starts;
   int64_t count;
 
-  Sequences(const at::Tensor& slot_numbers, const at::Tensor& first_tokens, int64_t num_slots, int64_t num_tokens)
+  Sequences(const Tensor& slot_numbers, const Tensor& first_tokens, int64_t num_slots, int64_t num_tokens)
       : slots(slot_numbers.const_data_ptr<int64_t>()), starts(first_tokens.const_data_ptr<int64_t>()),
         count(slot_numbers.numel()) {
     TORCH_CHECK(slot_numbers.is_contiguous() && first_tokens.is_contiguous() && first_tokens.numel() == count + 1,

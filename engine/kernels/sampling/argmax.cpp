@@ -1,13 +1,12 @@
 // Greedy sampling: the likeliest token of each row, from logits in the model's own dtype.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
 
 #include "base/operators.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "sampling/logits.h"
 
@@ -15,7 +14,7 @@ namespace twostep {
 namespace {
 
 template <class Element>
-void argmax_rows(const at::Tensor& logits, int64_t* to) {
+void argmax_rows(const Tensor& logits, int64_t* to) {
   const Element* from = logits.const_data_ptr<Element>();
   const int64_t size = logits.size(1);
   run_ranges(logits.size(0), 1, [&](int64_t begin, int64_t end) {
@@ -29,13 +28,13 @@ void argmax_rows(const at::Tensor& logits, int64_t* to) {
 
 }  // namespace
 
-at::Tensor argmax(const at::Tensor& logits) {
+Tensor argmax(const Tensor& logits) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
-  const at::Tensor rows = logits.contiguous();
-  at::Tensor found = new_empty({rows.size(0)}, rows.options().dtype(at::kLong));
+  const Tensor rows = logits.contiguous();
+  Tensor found = new_empty({rows.size(0)}, kLong);
   switch (rows.scalar_type()) {
-    case at::kFloat: argmax_rows<float>(rows, found.mutable_data_ptr<int64_t>()); break;
-    case at::kBFloat16: argmax_rows<at::BFloat16>(rows, found.mutable_data_ptr<int64_t>()); break;
+    case kFloat: argmax_rows<float>(rows, found.mutable_data_ptr<int64_t>()); break;
+    case kBFloat16: argmax_rows<at::BFloat16>(rows, found.mutable_data_ptr<int64_t>()); break;
     default: TORCH_CHECK_NOT_IMPLEMENTED(false, "argmax of ", rows.scalar_type(), " is not implemented");
   }
   return found;

@@ -2,7 +2,6 @@
 // them and has the same in torch. Probabilities are integers here: a sum of them is the same in any order, so no filter
 // needs to sort.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 
@@ -13,7 +12,7 @@
 #include <memory>
 
 #include "base/operators.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "sampling/logits.h"
@@ -142,7 +141,7 @@ int64_t find(const Weight* weights, int64_t size, double number) {
 }
 
 template <class Element>
-void draw_rows(const at::Tensor& logits, const int64_t* likeliest, const Controls* controls, int64_t* drawn) {
+void draw_rows(const Tensor& logits, const int64_t* likeliest, const Controls* controls, int64_t* drawn) {
   const Element* from = logits.const_data_ptr<Element>();
   const int64_t size = logits.size(1);
   run_ranges(logits.size(0), 1, [&](int64_t begin, int64_t end) {
@@ -158,41 +157,41 @@ void draw_rows(const at::Tensor& logits, const int64_t* likeliest, const Control
   });
 }
 
-void check(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tensor& controls) {
+void check(const Tensor& logits, const Tensor& likeliest, const Tensor& controls) {
   const int64_t rows = logits.dim() == 2 ? logits.size(0) : -1;
   TORCH_CHECK(rows >= 0 && logits.size(1) > 0, "logits are rows [T, V]");
   TORCH_CHECK(likeliest.dim() == 1 && likeliest.size(0) == rows, "there is one likeliest token a row");
   TORCH_CHECK(controls.sizes() == at::IntArrayRef({rows, kNumControls}), "controls are rows of ", kNumControls);
-  TORCH_CHECK(likeliest.scalar_type() == at::kLong && controls.scalar_type() == at::kDouble, "of int64 and float64");
+  TORCH_CHECK(likeliest.scalar_type() == kLong && controls.scalar_type() == kDouble, "of int64 and float64");
 }
 
 }  // namespace
 
-at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tensor& controls) {
+Tensor draw_tokens(const Tensor& logits, const Tensor& likeliest, const Tensor& controls) {
   check(logits, likeliest, controls);
-  const at::Tensor rows = logits.contiguous(), tokens = likeliest.contiguous(), all_controls = controls.contiguous();
+  const Tensor rows = logits.contiguous(), tokens = likeliest.contiguous(), all_controls = controls.contiguous();
   check_tokens(tokens, rows.size(1), kNoToken);
-  at::Tensor drawn = new_empty(tokens.sizes(), tokens.options());
+  Tensor drawn = new_empty(tokens.sizes(), tokens.scalar_type());
   const auto draw = [&]<class Element>(Element) {
     draw_rows<Element>(rows, tokens.const_data_ptr<int64_t>(),
                        reinterpret_cast<const Controls*>(all_controls.const_data_ptr<double>()),
                        drawn.mutable_data_ptr<int64_t>());
   };
   switch (rows.scalar_type()) {
-    case at::kFloat: draw(float{}); break;
-    case at::kBFloat16: draw(at::BFloat16{}); break;
+    case kFloat: draw(float{}); break;
+    case kBFloat16: draw(at::BFloat16{}); break;
     default: TORCH_CHECK_NOT_IMPLEMENTED(false, "a draw from ", rows.scalar_type(), " is not implemented");
   }
   return drawn;
 }
 
-at::Tensor token_weights(const at::Tensor& logits, double largest, double temperature) {
+Tensor token_weights(const Tensor& logits, double largest, double temperature) {
   TORCH_CHECK(logits.dim() == 1 && logits.is_contiguous(), "logits are a row [V]");
-  TORCH_CHECK(logits.scalar_type() == at::kFloat, "of float32");
-  at::Tensor weights = new_empty(logits.sizes(), logits.options().dtype(at::kInt));
+  TORCH_CHECK(logits.scalar_type() == kFloat, "of float32");
+  Tensor weights = new_empty(logits.sizes(), kInt);
   weigh(logits.const_data_ptr<float>(), logits.size(0), largest, temperature,
         reinterpret_cast<Weight*>(weights.mutable_data_ptr<int32_t>()));
-  return weights.to(at::kLong);
+  return weights.to(kLong);
 }
 
 }  // namespace twostep

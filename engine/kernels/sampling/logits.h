@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/tensor.h"
 #include "base/vec.h"
 
 namespace twostep {
@@ -51,7 +51,7 @@ int64_t argmax_row(const Element* row, int64_t size) {
 }
 
 // Raises unless all tokens [T] int64, contiguous, are from `lowest` to the end of the vocabulary.
-inline void check_tokens(const at::Tensor& tokens, int64_t vocab_size, int64_t lowest = 0) {
+inline void check_tokens(const Tensor& tokens, int64_t vocab_size, int64_t lowest = 0) {
   const int64_t* ids = tokens.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < tokens.size(0); ++row) {
     const int64_t id = ids[row];

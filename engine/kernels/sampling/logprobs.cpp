@@ -1,6 +1,5 @@
 // Log-probabilities of tokens and of the likeliest tokens; engine/runner/logprobs.py has the same in torch.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 
@@ -11,7 +10,7 @@
 #include <tuple>
 
 #include "base/operators.h"
-#include "base/tensors.h"
+#include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
 #include "sampling/logits.h"
@@ -77,11 +76,11 @@ void find_top(const Element* row, int64_t size, int64_t num_top, int64_t* top) {
 }
 
 struct Scores {
-  at::Tensor logprobs, ranks, top_logprobs, top_ids;
+  Tensor logprobs, ranks, top_logprobs, top_ids;
 };
 
 template <class Element>
-void score_rows(const at::Tensor& logits, const int64_t* tokens, Scores& scores) {
+void score_rows(const Tensor& logits, const int64_t* tokens, Scores& scores) {
   const Element* from = logits.const_data_ptr<Element>();
   const int64_t size = logits.size(1), num_top = scores.top_ids.size(1);
   float *logprobs = scores.logprobs.mutable_data_ptr<float>(), *values = scores.top_logprobs.mutable_data_ptr<float>();
@@ -102,21 +101,21 @@ void score_rows(const at::Tensor& logits, const int64_t* tokens, Scores& scores)
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> score_tokens(const at::Tensor& logits,
-                                                                        const at::Tensor& tokens, int64_t num_top) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> score_tokens(const Tensor& logits,
+                                                                        const Tensor& tokens, int64_t num_top) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
   TORCH_CHECK(tokens.dim() == 1 && tokens.size(0) == logits.size(0), "there is one token a row");
-  TORCH_CHECK(tokens.scalar_type() == at::kLong, "tokens are int64");
+  TORCH_CHECK(tokens.scalar_type() == kLong, "tokens are int64");
   TORCH_CHECK(0 <= num_top && num_top <= logits.size(1), num_top, " of ", logits.size(1), " tokens");
-  const at::Tensor rows = logits.contiguous(), ids = tokens.contiguous();
+  const Tensor rows = logits.contiguous(), ids = tokens.contiguous();
   check_tokens(ids, rows.size(1));
   const int64_t num_rows = rows.size(0);
-  Scores scores{new_empty({num_rows}, rows.options().dtype(at::kFloat)), new_empty({num_rows}, ids.options()),
-                new_empty({num_rows, num_top}, rows.options().dtype(at::kFloat)),
-                new_empty({num_rows, num_top}, ids.options())};
+  Scores scores{new_empty({num_rows}, kFloat), new_empty({num_rows}, ids.scalar_type()),
+                new_empty({num_rows, num_top}, kFloat),
+                new_empty({num_rows, num_top}, ids.scalar_type())};
   switch (rows.scalar_type()) {
-    case at::kFloat: score_rows<float>(rows, ids.const_data_ptr<int64_t>(), scores); break;
-    case at::kBFloat16: score_rows<at::BFloat16>(rows, ids.const_data_ptr<int64_t>(), scores); break;
+    case kFloat: score_rows<float>(rows, ids.const_data_ptr<int64_t>(), scores); break;
+    case kBFloat16: score_rows<at::BFloat16>(rows, ids.const_data_ptr<int64_t>(), scores); break;
     default: TORCH_CHECK_NOT_IMPLEMENTED(false, "scores of ", rows.scalar_type(), " are not implemented");
   }
   return {scores.logprobs, scores.ranks, scores.top_logprobs, scores.top_ids};

@@ -1,6 +1,5 @@
 // Registers the operators with torch, as torch.ops.twostep; base/operators.h and recurrent/operators.h say what they
-// do. Classes of decoder layers are registered in layers/decoder.cpp. Torch's header for this takes a compiler
-// longer than most kernels do: no other source of an operator includes it.
+// do.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -13,18 +12,38 @@
 #include "attention/caches.h"
 #include "base/activations.h"
 #include "base/operators.h"
+#include "base/tensor.h"
+#include "binding/torch_types.h"
 #include "layers/elementwise.h"
 #include "recurrent/operators.h"
 
 namespace twostep {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
+using binding::bound;
 
 // Torch warns whenever one of its own kernels is replaced, which is intended here.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
+
+// Torch's operators that write into their argument return it.
+template <auto kFunction, class... Args>
+auto in_place(void (*)(const Tensor&, Args...)) {
+  return [](at::Tensor& x, Args... args) -> at::Tensor& { return kFunction(x, args...), x; };
+}
+template <auto kFunction>
+auto in_place() {
+  return in_place<kFunction>(kFunction);
+}
+
+at::Tensor softplus(const at::Tensor& x, const at::Scalar& beta, const at::Scalar& threshold) {
+  const bool is_scaled = beta.toDouble() != 1.0;
+  const at::Tensor scaled = is_scaled ? x.mul(beta) : x, unscaled = elementwise::softplus(scaled);
+  const at::Tensor result = is_scaled ? unscaled.div(beta) : unscaled;
+  // Above 20, x is the result in any case.
+  return threshold.toDouble() < 20.0 ? x.where(scaled.gt(threshold), result) : result;
+}
 
 // Replaces torch's activations of CPU tensors, process-wide, so that model code need not be changed wherever it calls
 // them.
@@ -33,13 +52,13 @@ void replace_activations() {
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
   static const bool done = [] {
-    library.impl("silu", &elementwise::silu);
-    library.impl("silu_", &elementwise::silu_in_place);
-    library.impl("sigmoid", &elementwise::sigmoid);
-    library.impl("sigmoid_", &elementwise::sigmoid_in_place);
-    library.impl("gelu", &elementwise::gelu);
-    library.impl("gelu_", &elementwise::gelu_in_place);
-    library.impl("softplus", &elementwise::softplus);
+    library.impl("silu", bound<&elementwise::silu>());
+    library.impl("silu_", in_place<&elementwise::silu_in_place>());
+    library.impl("sigmoid", bound<&elementwise::sigmoid>());
+    library.impl("sigmoid_", in_place<&elementwise::sigmoid_in_place>());
+    library.impl("gelu", bound<&elementwise::gelu>());
+    library.impl("gelu_", in_place<&elementwise::gelu_in_place>());
+    library.impl("softplus", &softplus);
     return true;
   }();
   static_cast<void>(done);
@@ -131,72 +150,73 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
 
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   using namespace twostep;
-  library.impl("paged_attention", [](const at::Tensor& query, const at::Tensor& key_cache,
-                                     const at::Tensor& value_cache, const at::Tensor& block_tables,
-                                     const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens, double scaling,
+  using binding::bound;
+  library.impl("paged_attention", bound<[](const Tensor& query, const Tensor& key_cache,
+                                     const Tensor& value_cache, const Tensor& block_tables,
+                                     const Tensor& cu_seqlens_q, const Tensor& context_lens, double scaling,
                                      std::optional<int64_t> sliding_window, std::optional<double> softcap,
-                                     const OptionalTensor& sinks) {
+                                     const std::optional<Tensor>& sinks) {
     return paged_attention(query, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
                            sliding_window, softcap, sinks)
         .view({query.size(0), query.size(1), num_numbers(value_cache)});
-  });
-  library.impl("choose_slots", &choose_slots);
-  library.impl("write_kv", &write_kv);
+  }>());
+  library.impl("choose_slots", bound<&choose_slots>());
+  library.impl("write_kv", bound<&write_kv>());
 
-  library.impl("pack_blocks", &pack_blocks);
-  library.impl("expand_blocks", &expand_blocks);
-  library.impl("take_block_rows", &take_block_rows);
+  library.impl("pack_blocks", bound<&pack_blocks>());
+  library.impl("expand_blocks", bound<&expand_blocks>());
+  library.impl("take_block_rows", bound<&take_block_rows>());
 
-  library.impl("square_relu", &square_relu);
-  library.impl("gelu_new", &gelu_new);
-  library.impl("xielu", [](const at::Tensor& x, double positive, double negative, double slope, double bound) {
+  library.impl("square_relu", bound<&square_relu>());
+  library.impl("gelu_new", bound<&gelu_new>());
+  library.impl("xielu", bound<[](const Tensor& x, double positive, double negative, double slope, double bound) {
     xielu(x, {positive, negative, slope, bound});
-  });
+  }>());
 
-  library.impl("rms_norm", [](const at::Tensor& x, const at::Tensor& weight, double eps) {
+  library.impl("rms_norm", bound<[](const Tensor& x, const Tensor& weight, double eps) {
     return rms_norm(x, weight, eps);
-  });
-  library.impl("add_rms_norm", [](const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
-                                  double eps) { return add_rms_norm(residual, x, weight, eps); });
-  library.impl("layer_norm", [](const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                                double eps) { return layer_norm(x, weight, bias, eps); });
-  library.impl("norm_heads", &norm_heads);
-  library.impl("rotate_heads", &rotate_heads);
-  library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
+  }>());
+  library.impl("add_rms_norm", bound<[](const Tensor& residual, const Tensor& x, const Tensor& weight,
+                                  double eps) { return add_rms_norm(residual, x, weight, eps); }>());
+  library.impl("layer_norm", bound<[](const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                                double eps) { return layer_norm(x, weight, bias, eps); }>());
+  library.impl("norm_heads", bound<&norm_heads>());
+  library.impl("rotate_heads", bound<&rotate_heads>());
+  library.impl("gate", bound<[](const Tensor& gate_up, std::string_view activation) {
     return gate(gate_up, activation_named(activation));
-  });
+  }>());
 
-  library.impl("pack_weight", &pack_weight);
-  library.impl("linear", [](const at::Tensor& x, const at::Tensor& packed, const OptionalTensor& bias, int64_t n) {
+  library.impl("pack_weight", bound<&pack_weight>());
+  library.impl("linear", bound<[](const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n) {
     return linear(x, packed, bias, n);
-  });
+  }>());
 
-  library.impl("quantize", &quantize);
-  library.impl("to_levels", &to_levels);
-  library.impl("pack_int8", &pack_int8);
-  library.impl("pack_int4", &pack_int4);
-  library.impl("quantize_and_pack", &quantize_and_pack);
-  library.impl("linear_int8", [](const at::Tensor& x, const at::Tensor& packed, const OptionalTensor& bias,
-                                 int64_t n) { return linear_int8(x, packed, bias, n); });
-  library.impl("inverse_hadamard", &inverse_hadamard);
-  library.impl("linear_int8_wide_rows", &linear_int8_wide_rows);
-  library.impl("linear_int4", [](const at::Tensor& x, const at::Tensor& packed, const OptionalTensor& bias,
-                                 int64_t n) { return linear_int4(x, packed, bias, n); });
+  library.impl("quantize", bound<&quantize>());
+  library.impl("to_levels", bound<&to_levels>());
+  library.impl("pack_int8", bound<&pack_int8>());
+  library.impl("pack_int4", bound<&pack_int4>());
+  library.impl("quantize_and_pack", bound<&quantize_and_pack>());
+  library.impl("linear_int8", bound<[](const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias,
+                                 int64_t n) { return linear_int8(x, packed, bias, n); }>());
+  library.impl("inverse_hadamard", bound<&inverse_hadamard>());
+  library.impl("linear_int8_wide_rows", bound<&linear_int8_wide_rows>());
+  library.impl("linear_int4", bound<[](const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias,
+                                 int64_t n) { return linear_int4(x, packed, bias, n); }>());
 
-  library.impl("short_convolution", &recurrent::short_convolution);
-  library.impl("causal_convolution", &recurrent::convolution);
-  library.impl("multiply_by_gates", &recurrent::multiply_by_gates);
-  library.impl("gated_group_norm", &recurrent::gated_group_norm);
-  library.impl("linear_attention", &recurrent::linear_attention);
-  library.impl("delta_gates", &recurrent::delta_gates);
-  library.impl("gated_delta_rule", &recurrent::gated_delta_rule);
-  library.impl("mamba2_gates", &recurrent::mamba2_gates);
-  library.impl("mamba2_scan", &recurrent::mamba2_scan);
-  library.impl("real_gated_recurrence", &recurrent::real_gated_recurrence);
-  library.impl("selective_scan", &recurrent::selective_scan);
+  library.impl("short_convolution", bound<&recurrent::short_convolution>());
+  library.impl("causal_convolution", bound<&recurrent::convolution>());
+  library.impl("multiply_by_gates", bound<&recurrent::multiply_by_gates>());
+  library.impl("gated_group_norm", bound<&recurrent::gated_group_norm>());
+  library.impl("linear_attention", bound<&recurrent::linear_attention>());
+  library.impl("delta_gates", bound<&recurrent::delta_gates>());
+  library.impl("gated_delta_rule", bound<&recurrent::gated_delta_rule>());
+  library.impl("mamba2_gates", bound<&recurrent::mamba2_gates>());
+  library.impl("mamba2_scan", bound<&recurrent::mamba2_scan>());
+  library.impl("real_gated_recurrence", bound<&recurrent::real_gated_recurrence>());
+  library.impl("selective_scan", bound<&recurrent::selective_scan>());
 
-  library.impl("argmax", &argmax);
-  library.impl("draw_tokens", &draw_tokens);
-  library.impl("token_weights", &token_weights);
-  library.impl("score_tokens", &score_tokens);
+  library.impl("argmax", bound<&argmax>());
+  library.impl("draw_tokens", bound<&draw_tokens>());
+  library.impl("token_weights", bound<&token_weights>());
+  library.impl("score_tokens", bound<&score_tokens>());
 }
