@@ -346,8 +346,8 @@ def test_kernels_include_of_torch_what_they_name() -> None:
         text = path.read_text(encoding="utf-8")
         for operator in re.findall(r"#include <ATen/ops/(\w+)\.h>", text):
             assert f"at::{operator}" in text, f"{name_of(path)} includes {operator}, which it does not call"
-        if re.search(r"#include <torch/(library|custom_class)\.h>", text):
-            assert re.search(r"torch::|TORCH_LIBRARY|\bRef<", text), f"{name_of(path)} registers nothing with torch"
+        if path.parent.name != "binding" and name_of(path) != "engine/kernels/layers/router.cpp":
+            assert not re.search(r"#include <(ATen|torch)/", text), f"{name_of(path)} includes torch's own headers"
 
 
 def test_classes_fit_a_reader() -> None:

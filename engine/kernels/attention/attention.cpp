@@ -17,7 +17,6 @@
 //
 // Block tables are those of PagedAttention (Kwon et al. 2023).
 
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -114,9 +113,8 @@ template <class Element, int BITS>
 void attend_transformed(const Call& call, const Tensor& query, const Tensor& output) {
   const int64_t num_tokens = query.size(0), heads = query.size(1), value_size = num_numbers(call.value_cache);
   if (num_tokens == 0) return;
-  const auto floats = kFloat;
-  const Tensor transformed = new_empty({num_tokens, heads, query.size(2)}, floats);
-  const Tensor attended = new_empty({num_tokens, heads, value_size}, floats);
+  const Tensor transformed = new_empty({num_tokens, heads, query.size(2)}, kFloat);
+  const Tensor attended = new_empty({num_tokens, heads, value_size}, kFloat);
   const auto* source = query.const_data_ptr<Element>();
   for_each_head(transformed, [&](float* numbers, int64_t token, int64_t head) {
     std::copy_n(source + token * query.stride(0) + head * query.stride(1), query.size(2), numbers);
@@ -148,9 +146,9 @@ void attend_in(Quantized<BITS>, const Call& call, const Tensor& query, const Ten
 }  // namespace
 
 Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                           const Tensor& block_tables, const Tensor& cu_seqlens_q,
-                           const Tensor& context_lens, double scaling, std::optional<int64_t> sliding_window,
-                           std::optional<double> softcap, const std::optional<Tensor>& sinks, const Buffer& out) {
+                       const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& context_lens,
+                       double scaling, std::optional<int64_t> sliding_window, std::optional<double> softcap,
+                       const std::optional<Tensor>& sinks, const Buffer& out) {
   check_caches(key_cache, value_cache);
   check_metadata(block_tables, cu_seqlens_q, context_lens);
   TORCH_CHECK(query.dim() == 3 && query.size(2) == num_numbers(key_cache), "query is [tokens, heads, head size]");

@@ -4,7 +4,6 @@
 // the size in order. So it is, bit for bit, a function of the token's queries and weights and of that position's key,
 // and the choice one of the scores: a better score comes first, and of equal ones the earlier position.
 
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -123,8 +122,7 @@ struct Index {
   }
 };
 
-std::vector<Token> tokens_of(const Tensor& block_tables, const Tensor& cu_seqlens_q,
-                             const Tensor& context_lens) {
+std::vector<Token> tokens_of(const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& context_lens) {
   const auto *tables = block_tables.const_data_ptr<int32_t>(), *starts = cu_seqlens_q.const_data_ptr<int32_t>();
   const auto* lens = context_lens.const_data_ptr<int32_t>();
   std::vector<Token> tokens;
@@ -160,9 +158,8 @@ void choose_all(const Index<Element>& index, const std::vector<Token>& tokens, i
 
 }  // namespace
 
-Tensor choose_slots(const Tensor& query, const Tensor& weights, const Tensor& index_keys,
-                        const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& context_lens,
-                        int64_t num_chosen) {
+Tensor choose_slots(const Tensor& query, const Tensor& weights, const Tensor& index_keys, const Tensor& block_tables,
+                    const Tensor& cu_seqlens_q, const Tensor& context_lens, int64_t num_chosen) {
   TORCH_CHECK(query.dim() == 3 && weights.dim() == 2 && index_keys.dim() == 3 && index_keys.is_contiguous() &&
                   query.size(2) == index_keys.size(2) && query.scalar_type() == index_keys.scalar_type(),
               "query is [tokens, index heads, size], index keys are [blocks, block size, size], of the same type");

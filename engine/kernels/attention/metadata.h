@@ -12,8 +12,7 @@
 
 namespace twostep {
 
-inline void check_metadata(const Tensor& block_tables, const Tensor& cu_seqlens_q,
-                           const Tensor& context_lens) {
+inline void check_metadata(const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& context_lens) {
   for (const Tensor* tensor : {&block_tables, &cu_seqlens_q, &context_lens})
     TORCH_CHECK(tensor->scalar_type() == kInt && tensor->is_contiguous(), "metadata must be contiguous int32");
   TORCH_CHECK(block_tables.dim() == 2 && block_tables.size(0) == context_lens.numel() &&
@@ -22,8 +21,8 @@ inline void check_metadata(const Tensor& block_tables, const Tensor& cu_seqlens_
 }
 
 // Checks the numbers by which kernels address blocks and tokens.
-inline void check_numbers(const Tensor& block_tables, const Tensor& cu_seqlens_q,
-                          const Tensor& context_lens, int64_t num_tokens, int64_t num_blocks, int64_t block_size) {
+inline void check_numbers(const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& context_lens,
+                          int64_t num_tokens, int64_t num_blocks, int64_t block_size) {
   const auto *tables = block_tables.const_data_ptr<int32_t>(), *starts = cu_seqlens_q.const_data_ptr<int32_t>();
   const auto* lens = context_lens.const_data_ptr<int32_t>();
   const int64_t num_seqs = block_tables.size(0), max_blocks = block_tables.size(1);

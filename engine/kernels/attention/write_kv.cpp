@@ -1,6 +1,5 @@
 // Writes keys and values of tokens into the cache's blocks.
 
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -70,8 +69,8 @@ void write_rows(const Tensor& rows, const Tensor& cache, const int64_t* slots) {
 
 }  // namespace
 
-void write_kv(const Tensor& key, const Tensor& value, const Tensor& key_cache,
-              const Tensor& value_cache, const Tensor& slot_mapping) {
+void write_kv(const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
+              const Tensor& slot_mapping) {
   check_caches(key_cache, value_cache);
   TORCH_CHECK(slot_mapping.scalar_type() == kLong && slot_mapping.is_contiguous() &&
                   slot_mapping.numel() == key.size(0) && slot_mapping.numel() == value.size(0),

@@ -54,7 +54,7 @@ class Tensor {
   ~Tensor();
 
   // Either becomes the other wherever one is wanted.
-  Tensor(const at::Tensor& tensor) noexcept;  // NOLINT(google-explicit-constructor)
+  Tensor(const at::Tensor& tensor) noexcept;    // NOLINT(google-explicit-constructor)
   operator const at::Tensor&() const noexcept;  // NOLINT(google-explicit-constructor)
 
   bool defined() const noexcept;

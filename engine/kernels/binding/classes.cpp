@@ -52,7 +52,9 @@ void register_experts(torch::Library& library) {
 template <class Kind>
 auto run_before() {
   return bound<[](const Ref<Kind>& layer, const Tensor& x, const Tensor& cos, const Tensor& sin,
-                  const OptionalTensor& query_scales) { return before_attention(*layer, x, cos, sin, query_scales); }>();
+                  const OptionalTensor& query_scales) {
+    return before_attention(*layer, x, cos, sin, query_scales);
+  }>();
 }
 
 void register_attention(torch::Library& library) {
@@ -86,9 +88,8 @@ void register_feed_forward(torch::Library& library) {
               double, double, bool, OptionalTensor, double>());
   library.class_<Held<MixtureNorms>>("MixtureNorms")
       .def(made_of<MixtureNorms, Ref<Norm>, double, Ref<Norm>, Ref<Norm>, Ref<Norm>>());
-  library.class_<Held<Mixture>>("Mixture").def(
-      made_of<Mixture, Ref<Router>, Ref<moe::Experts>, Optional<Mlp>, Optional<Linear>, Optional<MixtureNorms>, bool,
-              double>());
+  library.class_<Held<Mixture>>("Mixture").def(made_of<Mixture, Ref<Router>, Ref<moe::Experts>, Optional<Mlp>,
+                                                       Optional<Linear>, Optional<MixtureNorms>, bool, double>());
   library.class_<Held<LayerEnd>>("LayerEnd")
       .def(made_of<LayerEnd, Optional<Linear>, Optional<Linear>, OptionalNorm, double>());
   library.class_<Held<AfterAttention>>("AfterAttention")
@@ -106,14 +107,14 @@ void register_decoder(torch::Library& library) {
   library.class_<Held<LayerInputs>>("LayerInputs")
       .def(made_of<LayerInputs, Tensor, std::optional<double>, Ref<Linear>, double, Ref<Norm>, double>());
   library.class_<Held<Decoder>>("Decoder")
-      .def(made_of<Decoder, Tensor, Gathered, std::optional<double>, Optional<LayerInputs>,
-                   std::vector<Ref<Rotation>>, std::vector<Ref<Layer>>, Ref<Norm>>())
+      .def(made_of<Decoder, Tensor, Gathered, std::optional<double>, Optional<LayerInputs>, std::vector<Ref<Rotation>>,
+                   std::vector<Ref<Layer>>, Ref<Norm>>())
       .def("linears", bound<[](const Ref<Decoder>& decoder) { return decoder->linears(); }>())
-      .def("run", bound<[](const Ref<Decoder>& decoder, const Tensor& token_ids, const Tensor& positions,
-                           const std::vector<Tensor>& block_tables, const Tensor& cu_seqlens_q,
-                           const Tensor& context_lens, const std::vector<Tensor>& slot_mappings,
-                           const OptionalTensor& kept, const std::vector<int64_t>& recorded,
-                           const OptionalTensor& adapters) {
+      .def("run",
+           bound<[](const Ref<Decoder>& decoder, const Tensor& token_ids, const Tensor& positions,
+                    const std::vector<Tensor>& block_tables, const Tensor& cu_seqlens_q, const Tensor& context_lens,
+                    const std::vector<Tensor>& slot_mappings, const OptionalTensor& kept,
+                    const std::vector<int64_t>& recorded, const OptionalTensor& adapters) {
              return decoder->run(token_ids, positions, block_tables, cu_seqlens_q, context_lens, slot_mappings, kept,
                                  recorded, adapters);
            }>());

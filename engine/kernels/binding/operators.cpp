@@ -151,15 +151,15 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   using namespace twostep;
   using binding::bound;
-  library.impl("paged_attention", bound<[](const Tensor& query, const Tensor& key_cache,
-                                     const Tensor& value_cache, const Tensor& block_tables,
-                                     const Tensor& cu_seqlens_q, const Tensor& context_lens, double scaling,
-                                     std::optional<int64_t> sliding_window, std::optional<double> softcap,
-                                     const std::optional<Tensor>& sinks) {
-    return paged_attention(query, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
-                           sliding_window, softcap, sinks)
-        .view({query.size(0), query.size(1), num_numbers(value_cache)});
-  }>());
+  library.impl("paged_attention",
+               bound<[](const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                        const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& context_lens,
+                        double scaling, std::optional<int64_t> sliding_window, std::optional<double> softcap,
+                        const std::optional<Tensor>& sinks) {
+                 return paged_attention(query, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens,
+                                        scaling, sliding_window, softcap, sinks)
+                     .view({query.size(0), query.size(1), num_numbers(value_cache)});
+               }>());
   library.impl("choose_slots", bound<&choose_slots>());
   library.impl("write_kv", bound<&write_kv>());
 
@@ -170,26 +170,26 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("square_relu", bound<&square_relu>());
   library.impl("gelu_new", bound<&gelu_new>());
   library.impl("xielu", bound<[](const Tensor& x, double positive, double negative, double slope, double bound) {
-    xielu(x, {positive, negative, slope, bound});
-  }>());
+                 xielu(x, {positive, negative, slope, bound});
+               }>());
 
-  library.impl("rms_norm", bound<[](const Tensor& x, const Tensor& weight, double eps) {
-    return rms_norm(x, weight, eps);
-  }>());
-  library.impl("add_rms_norm", bound<[](const Tensor& residual, const Tensor& x, const Tensor& weight,
-                                  double eps) { return add_rms_norm(residual, x, weight, eps); }>());
+  library.impl("rms_norm",
+               bound<[](const Tensor& x, const Tensor& weight, double eps) { return rms_norm(x, weight, eps); }>());
+  library.impl("add_rms_norm", bound<[](const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+                 return add_rms_norm(residual, x, weight, eps);
+               }>());
   library.impl("layer_norm", bound<[](const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                                double eps) { return layer_norm(x, weight, bias, eps); }>());
+                                      double eps) { return layer_norm(x, weight, bias, eps); }>());
   library.impl("norm_heads", bound<&norm_heads>());
   library.impl("rotate_heads", bound<&rotate_heads>());
   library.impl("gate", bound<[](const Tensor& gate_up, std::string_view activation) {
-    return gate(gate_up, activation_named(activation));
-  }>());
+                 return gate(gate_up, activation_named(activation));
+               }>());
 
   library.impl("pack_weight", bound<&pack_weight>());
   library.impl("linear", bound<[](const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n) {
-    return linear(x, packed, bias, n);
-  }>());
+                 return linear(x, packed, bias, n);
+               }>());
 
   library.impl("quantize", bound<&quantize>());
   library.impl("to_levels", bound<&to_levels>());
@@ -197,11 +197,11 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("pack_int4", bound<&pack_int4>());
   library.impl("quantize_and_pack", bound<&quantize_and_pack>());
   library.impl("linear_int8", bound<[](const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias,
-                                 int64_t n) { return linear_int8(x, packed, bias, n); }>());
+                                       int64_t n) { return linear_int8(x, packed, bias, n); }>());
   library.impl("inverse_hadamard", bound<&inverse_hadamard>());
   library.impl("linear_int8_wide_rows", bound<&linear_int8_wide_rows>());
   library.impl("linear_int4", bound<[](const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias,
-                                 int64_t n) { return linear_int4(x, packed, bias, n); }>());
+                                       int64_t n) { return linear_int4(x, packed, bias, n); }>());
 
   library.impl("short_convolution", bound<&recurrent::short_convolution>());
   library.impl("causal_convolution", bound<&recurrent::convolution>());

@@ -211,8 +211,7 @@ inline bool is_coded(const Tensor& packed, int64_t panels, int64_t units) {
 // Codes a weight [N, K] as bytes; returns nothing where too many numbers would be listed. The arguments are the columns
 // and the units of a panel; for_each_panel(use) calls use(panel, numbers) for each panel.
 template <class ForEachPanel>
-std::optional<Tensor> pack(const Tensor& weight, int64_t columns, int64_t units,
-                               const ForEachPanel& for_each_panel) {
+std::optional<Tensor> pack(const Tensor& weight, int64_t columns, int64_t units, const ForEachPanel& for_each_panel) {
   const int64_t panels = divide_up(weight.size(0), columns), size = units * kUnit;
   const auto coders = coders_of<PanelCoder>(weight, columns, size, exponent_of);
   int64_t listed = 0;

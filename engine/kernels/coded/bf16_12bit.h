@@ -221,8 +221,7 @@ inline bool is_coded(const Tensor& packed, int64_t panels, int64_t units) {
 // Codes a weight [N, K] as [panel, bytes of one]; returns nothing where a panel has too many exceptions or units. The
 // arguments are the columns and the units of a panel; for_each_panel(use) calls use(panel, numbers) for each panel.
 template <class ForEachPanel>
-std::optional<Tensor> pack(const Tensor& weight, int64_t columns, int64_t units,
-                               const ForEachPanel& for_each_panel) {
+std::optional<Tensor> pack(const Tensor& weight, int64_t columns, int64_t units, const ForEachPanel& for_each_panel) {
   if (units > kMaxUnits) return {};
   const int64_t panels = divide_up(weight.size(0), columns), size = units * kUnit;
   const auto coders = coders_of<PanelCoder>(weight, columns, size, high_byte_of);

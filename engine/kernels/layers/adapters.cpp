@@ -102,9 +102,8 @@ void add_adapted(const std::vector<AdaptedColumns>& adapted, const Tensor& x, co
       }
     }
   }
-  run_tasks(static_cast<int64_t>(pieces.size()), false, [&](int64_t i) {
-    pieces[i].columns->add(x, out, pieces[i].adapter, pieces[i].rows);
-  });
+  run_tasks(static_cast<int64_t>(pieces.size()), false,
+            [&](int64_t i) { pieces[i].columns->add(x, out, pieces[i].adapter, pieces[i].rows); });
 }
 
 }  // namespace twostep

@@ -2,7 +2,6 @@
 
 #pragma once
 
-
 #include <utility>
 #include <vector>
 
@@ -22,8 +21,7 @@ struct Attention {
 
   // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated; the latter
   // are none if they are another layer's; and gates, if there are some
-  virtual Heads project(const Tensor& normed, const Angles& angles, Workspace& work,
-                        const AdapterRows& rows) const = 0;
+  virtual Heads project(const Tensor& normed, const Angles& angles, Workspace& work, const AdapterRows& rows) const = 0;
 
   // attended [T, num_heads * value_size] -> what the output projection multiplies
   virtual Tensor finished(const Tensor& attended, const Workspace&) const { return attended; }

@@ -44,10 +44,8 @@ struct Sequences {
 
 }  // namespace
 
-std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> before_attention(const Attention& layer,
-                                                                                    const Tensor& x, const Tensor& cos,
-                                                                                    const Tensor& sin,
-                                                                                    const OptionalTensor& query_scales) {
+std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> before_attention(
+    const Attention& layer, const Tensor& x, const Tensor& cos, const Tensor& sin, const OptionalTensor& query_scales) {
   Workspace work;
   const auto if_any = [](const Tensor& rows) { return rows.defined() ? OptionalTensor(rows) : std::nullopt; };
   const Heads heads = layer.project(layer.normed(x[0]), {cos, sin, query_scales}, work, {});
@@ -75,7 +73,7 @@ Ref<Layer> layer_of(std::optional<Ref<BeforeAttention>> heads, std::optional<Ref
   TORCH_CHECK(heads.has_value() != latents.has_value(), "a layer has attention of one kind");
   const Ref<Attention> before = heads ? Ref<Attention>(*heads) : Ref<Attention>(*latents);
   return std::make_shared<Layer>(before, std::move(after), std::move(keys), std::move(values), group, scaling,
-                                    sliding_window, softcap, std::move(sinks), rotation, source);
+                                 sliding_window, softcap, std::move(sinks), rotation, source);
 }
 
 Decoder::Decoder(Tensor embedding, ranks::OptionalGather embedding_columns, std::optional<double> embedding_scale,
@@ -164,10 +162,9 @@ std::tuple<Tensor, OptionalTensor> Decoder::run(const Tensor& token_ids, const T
       if (of_layers) of_layers = take_rows(*of_layers, *kept);
       if (!is_last) angles = angles_of(take_rows(positions.unsqueeze(-1), *kept).squeeze(-1));
     }
-    const Tensor attended =
-        paged_attention(query, layer.keys, layer.values, sequences.block_tables.at(layer.group),
-                        sequences.cu_seqlens_q, sequences.context_lens, layer.scaling, layer.sliding_window,
-                        layer.softcap, layer.sinks, work.attended);
+    const Tensor attended = paged_attention(query, layer.keys, layer.values, sequences.block_tables.at(layer.group),
+                                            sequences.cu_seqlens_q, sequences.context_lens, layer.scaling,
+                                            layer.sliding_window, layer.softcap, layer.sinks, work.attended);
     const Tensor mixed = gated(layer.before->finished(attended, work), gates);
     const auto [residual, added] = (*layer.after)(x, mixed, work, rows);
     const OptionalNorm next = norm_before(i + 1);

@@ -60,9 +60,9 @@ struct Layer {
   size_t rotation;
   std::optional<int64_t> source;  // number of the layer whose keys and values it takes
 
-  Layer(Ref<Attention> before, Ref<AfterAttention> after, Tensor keys, Tensor values, int64_t group,
-        double scaling, std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks,
-        int64_t rotation, std::optional<int64_t> source)
+  Layer(Ref<Attention> before, Ref<AfterAttention> after, Tensor keys, Tensor values, int64_t group, double scaling,
+        std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks, int64_t rotation,
+        std::optional<int64_t> source)
       : before(std::move(before)), after(std::move(after)), keys(std::move(keys)), values(std::move(values)),
         group(static_cast<size_t>(group)), scaling(scaling), sliding_window(sliding_window), softcap(softcap),
         sinks(std::move(sinks)), rotation(static_cast<size_t>(rotation)), source(source) {}
@@ -92,8 +92,8 @@ struct Rotation {
 
   Rotations of(Dtype dtype) const {
     const auto scales = query_scales ? std::optional(QueryScales{*query_scales, interval, shift}) : std::nullopt;
-    return Rotations(frequencies, scaling, is_rounded ? std::optional(dtype) : std::nullopt,
-                     is_wide ? kFloat : dtype, is_polar, scales);
+    return Rotations(frequencies, scaling, is_rounded ? std::optional(dtype) : std::nullopt, is_wide ? kFloat : dtype,
+                     is_polar, scales);
   }
 };
 
@@ -124,8 +124,8 @@ struct Decoder {
   OptionalTensor input_of(const OptionalTensor& of_layers, int64_t layer) const;
 
   // token_ids and positions [T], block_tables to slot_mappings as in engine/attention/metadata.py, for each group of
-  // layers -> the input of the head, [T, H], or of the `kept` tokens only; and the inputs of the `recorded` layers beside
-  // each other, if there are any; `adapters` [T] has the number of each token's adapter, or -1
+  // layers -> the input of the head, [T, H], or of the `kept` tokens only; and the inputs of the `recorded` layers
+  // beside each other, if there are any; `adapters` [T] has the number of each token's adapter, or -1
   std::tuple<Tensor, OptionalTensor> run(const Tensor& token_ids, const Tensor& positions,
                                          const std::vector<Tensor>& block_tables, const Tensor& cu_seqlens_q,
                                          const Tensor& context_lens, const std::vector<Tensor>& slot_mappings,

@@ -58,8 +58,7 @@ struct BeforeAttention : Attention {
 
   std::vector<Ref<Linear>> linears() const override { return {qkv}; }
 
-  Heads project(const Tensor& normed, const Angles& angles, Workspace& work,
-                const AdapterRows& rows) const override {
+  Heads project(const Tensor& normed, const Angles& angles, Workspace& work, const AdapterRows& rows) const override {
     const Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
     if (!is_gated) return heads_of(all, angles, work);
     const int64_t num_projected = num_heads + num_kv_heads * num_of_kv();
@@ -142,7 +141,7 @@ struct AfterAttention {
 
   // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output, but for its end
   std::tuple<Tensor, Tensor> operator()(const Tensor& x, const Tensor& attended, Workspace& work,
-                                                const AdapterRows& rows) const {
+                                        const AdapterRows& rows) const {
     const Buffer& own = adds_first ? work.mixed : work.added;
     const Tensor projected = finished(attention_norm, (*attention_out)(attended, own, Activation::kNone, rows));
     Tensor residual, normed;
@@ -180,8 +179,8 @@ inline Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, Optiona
   TORCH_CHECK(is_parallel || !adds_first, "only what parallel parts make is added first");
   const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);
   return std::make_shared<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward,
-                                             std::move(attention_norm), std::move(feed_forward_norm), multiplier,
-                                             is_parallel, adds_first, std::move(end));
+                                          std::move(attention_norm), std::move(feed_forward_norm), multiplier,
+                                          is_parallel, adds_first, std::move(end));
 }
 
 }  // namespace twostep

@@ -27,7 +27,7 @@ struct FeedForward {
 
   // x [T, H], which is added to the result then, and its norm -> [T, H]
   virtual Tensor operator()(const Tensor& x, const Tensor& normed, const Workspace& work,
-                                const AdapterRows& rows) const = 0;
+                            const AdapterRows& rows) const = 0;
 
   // The layers to which adapters may add.
   virtual std::vector<Ref<Linear>> linears() const { return {}; }
@@ -56,7 +56,7 @@ struct Mlp : FeedForward {
   }
 
   Tensor operator()(const Tensor&, const Tensor& normed, const Workspace& work,
-                        const AdapterRows& rows) const override {
+                    const AdapterRows& rows) const override {
     return (*this)(normed, work, rows);
   }
 
@@ -130,12 +130,12 @@ struct Mixture : FeedForward {
   }
 
   Tensor operator()(const Tensor& x, const Tensor& normed, const Workspace& work,
-                        const AdapterRows& rows) const override {
+                    const AdapterRows& rows) const override {
     const auto [chosen, weights] = (*router)(norms ? (*norms)->routed(x) : normed);
     const Tensor read = norms ? (*(*norms)->experts)(x) : normed;
-    const Tensor sum = weighs_rows ? experts->run(torch_math::product(read, weights), chosen,
-                                                  torch_math::ones_like(weights))
-                                   : experts->run(read, chosen, weights);
+    const Tensor sum = weighs_rows
+                           ? experts->run(torch_math::product(read, weights), chosen, torch_math::ones_like(weights))
+                           : experts->run(read, chosen, weights);
     if (norms) (*norms)->added->in_place(sum);
     if (!shared) return sum;
     const OptionalTensor gates =

@@ -104,9 +104,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, const Buffer&
   return out;
 }
 
-std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& residual, const Tensor& x,
-                                                const Tensor& weight, double eps, const Buffer& to_sum,
-                                                const Buffer& to_normed) {
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps,
+                                        const Buffer& to_sum, const Buffer& to_normed) {
   const Tensor left = residual.contiguous(), right = x.contiguous();
   const int64_t size = left.size(-1);
   TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
@@ -172,7 +171,7 @@ void add_gated_rows(const Tensor& sum, const Tensor& x, const std::optional<Tens
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps,
-                      const Buffer& buffer) {
+                  const Buffer& buffer) {
   const Tensor rows = x.contiguous();
   const int64_t size = rows.size(-1);
   for (const Tensor& each : {weight, bias.value_or(weight)}) {
@@ -214,10 +213,9 @@ void norm_heads(const Tensor& heads, const Tensor& weight, const std::optional<T
   });
 }
 
-void rotate_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, int64_t num_heads,
-                  int64_t num_kv_heads, const std::optional<Tensor>& query_norm,
-                  const std::optional<Tensor>& key_norm, double eps, bool in_pairs, bool norms_last,
-                  const std::optional<Tensor>& query_scales) {
+void rotate_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, int64_t num_heads, int64_t num_kv_heads,
+                  const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm, double eps,
+                  bool in_pairs, bool norms_last, const std::optional<Tensor>& query_scales) {
   TORCH_CHECK(qkv.dim() == 2 && (qkv.is_contiguous() || qkv.stride(1) == 1), "heads lie in the columns of a matrix");
   TORCH_CHECK(num_heads > 0 && num_kv_heads >= 0, "there must be heads");
   const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
@@ -231,8 +229,8 @@ void rotate_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, int64
   }
   const bool have_one_dtype = !query_norm || !key_norm || query_norm->scalar_type() == key_norm->scalar_type();
   TORCH_CHECK(have_one_dtype, "the norms of queries and keys have weights of one dtype");
-  const bool are_scales = !query_scales || (query_scales->scalar_type() == kFloat &&
-                                            query_scales->is_contiguous() && query_scales->numel() == rows);
+  const bool are_scales = !query_scales || (query_scales->scalar_type() == kFloat && query_scales->is_contiguous() &&
+                                            query_scales->numel() == rows);
   TORCH_CHECK(are_scales, "queries of every row have a scale, in float32");
   const float* scales = query_scales ? query_scales->const_data_ptr<float>() : nullptr;
   const Tensor& any_norm = query_norm ? *query_norm : key_norm ? *key_norm : qkv;

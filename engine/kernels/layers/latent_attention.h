@@ -47,8 +47,7 @@ struct LatentAttention : Attention {
     TORCH_CHECK(this->keys->weights.size() == this->values->weights.size(), "each head has two matrices");
   }
 
-  Heads project(const Tensor& normed, const Angles& angles, Workspace& work,
-                const AdapterRows& rows) const override;
+  Heads project(const Tensor& normed, const Angles& angles, Workspace& work, const AdapterRows& rows) const override;
 
   Tensor finished(const Tensor& attended, const Workspace& work) const override;
 

@@ -30,8 +30,8 @@ struct LayerEnd {
   }
 
   // residual and added [T, H] -> their sum, in `work.residual`, with what its end makes of it
-  Tensor operator()(const Tensor& residual, const Tensor& added, const OptionalTensor& input,
-                        const Workspace& work, const AdapterRows& rows) const {
+  Tensor operator()(const Tensor& residual, const Tensor& added, const OptionalTensor& input, const Workspace& work,
+                    const AdapterRows& rows) const {
     Tensor x = add_rows(residual, added, work.residual);
     if (gate) {
       TORCH_CHECK(input, "a layer with an input of its own gets one");

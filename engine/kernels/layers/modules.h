@@ -90,7 +90,7 @@ struct Norm {
 
   // Returns residual + x, and the norm of that sum.
   std::tuple<Tensor, Tensor> add_and_norm(const Tensor& residual, const Tensor& x, const Buffer& sum,
-                                                  const Buffer& normed) const {
+                                          const Buffer& normed) const {
     if (!is_centered) return add_rms_norm(residual, x, weight, eps, sum, normed);
     const Tensor total = add_rows(residual, x, sum);
     return {total, (*this)(total, normed)};
@@ -100,8 +100,8 @@ struct Norm {
 using OptionalNorm = std::optional<Ref<Norm>>;
 
 // Returns residual + x, and the norm of that sum: without a norm the sum itself.
-inline std::tuple<Tensor, Tensor> add_and_norm(const OptionalNorm& norm, const Tensor& residual,
-                                                       const Tensor& x, const Buffer& sum, const Buffer& normed) {
+inline std::tuple<Tensor, Tensor> add_and_norm(const OptionalNorm& norm, const Tensor& residual, const Tensor& x,
+                                               const Buffer& sum, const Buffer& normed) {
   if (norm) return (*norm)->add_and_norm(residual, x, sum, normed);
   const Tensor total = add_rows(residual, x, sum);
   return {total, total};

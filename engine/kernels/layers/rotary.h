@@ -2,7 +2,6 @@
 
 #pragma once
 
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -38,8 +37,8 @@ class Rotations {
  public:
   // Tables are rounded to `dtype`, if one is given, and have the dtype `to`; those that are polar are the parts of
   // complex numbers, as torch computes these.
-  Rotations(Tensor frequencies, double scaling, std::optional<Dtype> dtype, Dtype to,
-            bool is_polar, std::optional<QueryScales> query_scales)
+  Rotations(Tensor frequencies, double scaling, std::optional<Dtype> dtype, Dtype to, bool is_polar,
+            std::optional<QueryScales> query_scales)
       : frequencies_(std::move(frequencies)), scaling_(scaling), dtype_(dtype.value_or(kFloat)), to_(to),
         is_polar_(is_polar), query_scales_(std::move(query_scales)) {}
 

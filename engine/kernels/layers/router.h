@@ -19,7 +19,7 @@ struct Router {
   Ref<Linear> weight;
   int64_t num_chosen;
   Scoring scoring;
-  bool is_wide;               // whether logits are in float32
+  bool is_wide;                // whether logits are in float32
   OptionalTensor choice_bias;  // [N], added to scores for the choice alone
   int64_t num_groups, num_chosen_groups;
   bool is_sorted;             // whether the chosen are in the order of their scores

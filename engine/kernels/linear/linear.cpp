@@ -1,7 +1,6 @@
 // The operators of linear layers whose weights have the format of the rows, float32 or bfloat16, or stay in the blocks
 // of a file, for rows of float32.
 
-
 #include <optional>
 #include <utility>
 
@@ -128,7 +127,7 @@ Tensor grouped_linear(const Tensor& x, Shares shares, int64_t n, Activation acti
 }
 
 Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n,
-                  Activation activation, const Buffer& out) {
+              Activation activation, const Buffer& out) {
   return grouped_linear(x, share_of(x, packed, bias), n, activation, out);
 }
 

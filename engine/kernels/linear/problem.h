@@ -102,7 +102,7 @@ inline Share share_of(const Tensor& x, const Tensor& packed, const std::optional
 
 template <class Element, class Multiply>
 Tensor multiply_into(const Buffer& buffer, const Tensor& x, Shares shares, int64_t n, Activation activation,
-                         const Multiply& multiply) {
+                     const Multiply& multiply) {
   const int64_t k = x.size(1), columns = activation == Activation::kNone ? n : n / 2;
   const Tensor& out = buffer.get({x.size(0), columns}, x);
   const auto* from = x.const_data_ptr<Element>();
@@ -123,7 +123,7 @@ Tensor multiply_into(const Buffer& buffer, const Tensor& x, Shares shares, int64
 // or bfloat16.
 template <class Multiply>
 Tensor multiply_rows_of(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out,
-                            const Multiply& multiply) {
+                        const Multiply& multiply) {
   int64_t rows_left = x.size(0);
   for (const Share& each : shares) {
     TORCH_CHECK(!each.bias.defined() || (each.bias.numel() == n && each.bias.scalar_type() == x.scalar_type()),
@@ -133,7 +133,7 @@ Tensor multiply_rows_of(const Tensor& x, Shares shares, int64_t n, Activation ac
   TORCH_CHECK(rows_left == 0 && !shares.empty(), "each row has one weight");
   const Tensor rows = x.contiguous();
   return x.scalar_type() == kFloat ? multiply_into<float>(out, rows, shares, n, activation, multiply)
-                                       : multiply_into<at::BFloat16>(out, rows, shares, n, activation, multiply);
+                                   : multiply_into<at::BFloat16>(out, rows, shares, n, activation, multiply);
 }
 
 }  // namespace twostep

@@ -40,7 +40,7 @@ Tensor rows_of(const Tensor& matrix, int64_t first, int64_t count) {
 
 // Gathers the rows [T, H] at `count` places from `first` on: [count, H].
 Tensor gather(const Tensor& hidden, const Order& order, int64_t num_slots, int64_t first, int64_t count,
-                  const Buffer& buffer) {
+              const Buffer& buffer) {
   const Tensor& rows = buffer.get({count, hidden.size(1)}, hidden);
   const int64_t row_bytes = hidden.size(1) * hidden.element_size();
   const auto* from = static_cast<const char*>(hidden.const_data_ptr());
@@ -113,11 +113,11 @@ Tensor outputs_of_many(int64_t rows, int64_t size, const Tensor& like) {
 
 // hidden [T, H] -> all experts' outputs, by place [T * S, H]
 Tensor multiply(const Experts& experts, const Tensor& hidden, const Order& order, int64_t num_slots,
-                    const Workspace& work) {
+                const Workspace& work) {
   const int64_t size = experts.down->out_features;
   const bool is_many = order.count() > kFewSlots;
-  const Tensor outputs = is_many ? outputs_of_many(order.count(), size, hidden)
-                                     : work.outputs.get({order.count(), size}, hidden);
+  const Tensor outputs =
+      is_many ? outputs_of_many(order.count(), size, hidden) : work.outputs.get({order.count(), size}, hidden);
   for (int64_t first = 0, end; first < order.num_experts(); first = end) {
     end = order.end_of_batch(first, kBatchRows);
     const int64_t start = order.start_of(first), count = order.count_of(first, end);
@@ -137,15 +137,13 @@ std::tuple<int64_t, int64_t> take_experts_read() {
   return {taken.read, taken.all};
 }
 
-Stack::Stack(std::vector<Tensor> weights, const std::optional<Tensor>& biases, int64_t out_features,
-             int64_t bits)
+Stack::Stack(std::vector<Tensor> weights, const std::optional<Tensor>& biases, int64_t out_features, int64_t bits)
     : weights(std::move(weights)), out_features(out_features), bits(bits) {
   if (biases.has_value()) this->biases = biases->contiguous().unbind();
   TORCH_CHECK(this->biases.empty() || this->biases.size() == this->weights.size(), "each expert has its bias");
 }
 
-Tensor Stack::multiply(const Tensor& rows, const Order& order, int64_t first, int64_t end,
-                           const Buffer& out) const {
+Tensor Stack::multiply(const Tensor& rows, const Order& order, int64_t first, int64_t end, const Buffer& out) const {
   c10::SmallVector<Share, 16> shares;
   for (int64_t expert = first; expert < end; ++expert) {
     const int64_t count = order.count_of(expert, expert + 1);
@@ -182,7 +180,7 @@ Tensor Experts::run(const Tensor& hidden, const Tensor& chosen, const Tensor& we
   const Tensor result = new_empty({rows.size(0), down->out_features}, rows.scalar_type());
   const SlotWeights numbers(weights, rows.scalar_type());
   rows.scalar_type() == kFloat ? weigh_all<float>(outputs, order, numbers, chosen.size(1), result)
-                                   : weigh_all<at::BFloat16>(outputs, order, numbers, chosen.size(1), result);
+                               : weigh_all<at::BFloat16>(outputs, order, numbers, chosen.size(1), result);
   return result_columns ? (**result_columns)(result, {}) : result;
 }
 

@@ -4,7 +4,6 @@
 
 #pragma once
 
-
 #include <cstdint>
 #include <optional>
 #include <tuple>
@@ -23,7 +22,7 @@ namespace twostep::moe {
 // The packed weights [N, K] of all experts, with their biases.
 struct Stack {
   std::vector<Tensor> weights;
-  std::vector<Tensor> biases;  // [N] each, or none at all
+  std::vector<Tensor> biases;      // [N] each, or none at all
   int64_t out_features, bits;      // 8 or 4 bits, or 0 if they are not quantized
 
   Stack(std::vector<Tensor> weights, const std::optional<Tensor>& biases, int64_t out_features, int64_t bits);

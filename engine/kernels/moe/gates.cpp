@@ -45,9 +45,7 @@ TWOSTEP_INLINE inline std::pair<Vec, Vec> load_gate_up(const Element* row, int64
 
 // What is above the limit becomes the limit, and what is NaN stays it.
 inline Vec at_most(Vec x, float limit) { return where_less(broadcast(limit), x, broadcast(limit), x); }
-inline Vec within(Vec x, float limit) {
-  return where_less(x, broadcast(-limit), broadcast(-limit), at_most(x, limit));
-}
+inline Vec within(Vec x, float limit) { return where_less(x, broadcast(-limit), broadcast(-limit), at_most(x, limit)); }
 
 struct Numbers {
   float limit, alpha;
@@ -90,9 +88,8 @@ Tensor Gate::operator()(const Tensor& gate_up, const Buffer& buffer) const {
   const Tensor& out = buffer.get({rows.size(0), rows.size(1) / 2}, rows);
   with_element_of(rows, "gates", [&]<class Element>(Element*) {
     if (is_swiglu_) return run_layout<Swiglu, Element>(is_in_turn_, rows, {limit_, alpha_}, out);
-    with_activation(activation_, [&]<class Op>() {
-      run_layout<Gated<Op>, Element>(is_in_turn_, rows, {limit_, alpha_}, out);
-    });
+    with_activation(activation_,
+                    [&]<class Op>() { run_layout<Gated<Op>, Element>(is_in_turn_, rows, {limit_, alpha_}, out); });
   });
   return out;
 }

@@ -64,8 +64,8 @@ Tensor multiply_all(const Tensor& x, Shares shares, int64_t n, Activation activa
   check_dtype(x.scalar_type(), "linear takes");
   TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
   for (const Share& each : shares) {
-    TORCH_CHECK(each.packed->sizes() == at::IntArrayRef({divide_up(n, integers::kPanel),
-                                                         integers::panel_bytes<Weight>(x.size(1))}) &&
+    TORCH_CHECK(each.packed->sizes() ==
+                        at::IntArrayRef({divide_up(n, integers::kPanel), integers::panel_bytes<Weight>(x.size(1))}) &&
                     each.packed->is_contiguous() && each.packed->scalar_type() == kByte,
                 "rows and packed weight differ in size or dtype");
   }
@@ -107,13 +107,11 @@ std::tuple<Tensor, Tensor, Tensor> quantize(const Tensor& weight, int64_t bits, 
                 : quantizing::quantize_row_in_lanes(rows + i * k, k, bits, num_refits, to, s, m);
     });
   };
-  w.scalar_type() == kFloat ? quantize_all(w.const_data_ptr<float>())
-                                : quantize_all(w.const_data_ptr<at::BFloat16>());
+  w.scalar_type() == kFloat ? quantize_all(w.const_data_ptr<float>()) : quantize_all(w.const_data_ptr<at::BFloat16>());
   return {codes, scales, minimums};
 }
 
-std::tuple<Tensor, Tensor, Tensor> to_levels(const Tensor& weight, const Tensor& scales,
-                                                         const Tensor& minimums) {
+std::tuple<Tensor, Tensor, Tensor> to_levels(const Tensor& weight, const Tensor& scales, const Tensor& minimums) {
   check_dtype(weight.scalar_type(), "what is quantized must be");
   const Tensor w = weight.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
   const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, levels::kGroup);
@@ -158,8 +156,7 @@ Tensor pack_int4(const Tensor& codes, const Tensor& levels, const Tensor& scales
   });
 }
 
-std::tuple<Tensor, bool> quantize_and_pack(const Tensor& weight, int64_t bits, int64_t row_bits,
-                                               int64_t num_refits) {
+std::tuple<Tensor, bool> quantize_and_pack(const Tensor& weight, int64_t bits, int64_t row_bits, int64_t num_refits) {
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || (bits == 4 && row_bits == 8)),
               "what is quantized must be a non-empty matrix, to 8 or 4 bits");
   check_dtype(weight.scalar_type(), "what is quantized must be");
@@ -168,7 +165,7 @@ std::tuple<Tensor, bool> quantize_and_pack(const Tensor& weight, int64_t bits, i
     return packing::quantize_and_pack(rows, w.size(0), w.size(1), {bits, num_refits, row_bits == 8});
   };
   return w.scalar_type() == kFloat ? quantize_rows(w.const_data_ptr<float>())
-                                       : quantize_rows(w.const_data_ptr<at::BFloat16>());
+                                   : quantize_rows(w.const_data_ptr<at::BFloat16>());
 }
 
 Tensor inverse_hadamard(const Tensor& weight) {
@@ -182,28 +179,25 @@ Tensor inverse_hadamard(const Tensor& weight) {
   return all;
 }
 
-Tensor linear_int8_wide_rows(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias,
-                                 int64_t n) {
+Tensor linear_int8_wide_rows(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n) {
   return multiply_all<Int8WeightForWideRows>(x, share_of(x, packed, bias), n, Activation::kNone, {});
 }
 
-Tensor grouped_linear_int8(const Tensor& x, Shares shares, int64_t n, Activation activation,
-                               const Buffer& out) {
+Tensor grouped_linear_int8(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   return multiply_all<Int8Weight>(x, shares, n, activation, out);
 }
 
-Tensor grouped_linear_int4(const Tensor& x, Shares shares, int64_t n, Activation activation,
-                               const Buffer& out) {
+Tensor grouped_linear_int4(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   return multiply_all<Int4Weight>(x, shares, n, activation, out);
 }
 
 Tensor linear_int8(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n,
-                       Activation activation, const Buffer& out) {
+                   Activation activation, const Buffer& out) {
   return grouped_linear_int8(x, share_of(x, packed, bias), n, activation, out);
 }
 
 Tensor linear_int4(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n,
-                       Activation activation, const Buffer& out) {
+                   Activation activation, const Buffer& out) {
   return grouped_linear_int4(x, share_of(x, packed, bias), n, activation, out);
 }
 

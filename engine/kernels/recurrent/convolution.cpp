@@ -69,8 +69,8 @@ struct Problem {
 
 }  // namespace
 
-Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                       bool is_gated, const Tensor& states, const Tensor& slots, const Tensor& starts) {
+Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, bool is_gated,
+                   const Tensor& states, const Tensor& slots, const Tensor& starts) {
   const int64_t num_tokens = x.size(0), num_channels = x.size(1), num_taps = weight.size(0);
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && weight.size(1) == num_channels && weight.is_contiguous() &&
                   weight.scalar_type() == kFloat && 0 < num_taps && num_taps <= kMaxTaps,
@@ -104,7 +104,7 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Te
 }
 
 Tensor short_convolution(const Tensor& rows, const Tensor& weight, const std::optional<Tensor>& bias,
-                             const Tensor& states, const Tensor& slots, const Tensor& starts) {
+                         const Tensor& states, const Tensor& slots, const Tensor& starts) {
   const int64_t num_channels = weight.size(-1);
   TORCH_CHECK(rows.dim() == 2 && rows.size(1) == 3 * num_channels, "rows are gates, gates and inputs side by side");
   const auto part = [&](int64_t index) { return rows.narrow(1, index * num_channels, num_channels); };

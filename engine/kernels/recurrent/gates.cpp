@@ -77,8 +77,7 @@ void multiply_by_gates(const Tensor& x, const Tensor& gates, std::string_view ac
   });
 }
 
-Tensor gated_group_norm(const Tensor& x, const Tensor& gates, const Tensor& weight, double eps,
-                            int64_t num_groups) {
+Tensor gated_group_norm(const Tensor& x, const Tensor& gates, const Tensor& weight, double eps, int64_t num_groups) {
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == kFloat && x.sizes() == gates.sizes() &&
                   gates.stride(1) == 1,
               "x, in float32, and its gates are rows of one size");

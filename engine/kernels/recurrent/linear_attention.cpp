@@ -55,8 +55,7 @@ void to_unit_length(const Element* x, int64_t size, float factor, float* to) {
   });
 }
 
-void check_gates(const Tensor& write, const Tensor& time_step, const Tensor& decay_rates,
-                 const Tensor& time_bias) {
+void check_gates(const Tensor& write, const Tensor& time_step, const Tensor& decay_rates, const Tensor& time_bias) {
   TORCH_CHECK(write.dim() == 2 && write.sizes() == time_step.sizes() && write.stride(1) == 1 &&
                   time_step.stride(1) == 1 && write.scalar_type() == time_step.scalar_type(),
               "every token has two numbers for each head");
@@ -70,8 +69,7 @@ void check_gates(const Tensor& write, const Tensor& time_step, const Tensor& dec
 template <class Element>
 std::pair<Tensor, Tensor> unit_heads(const Tensor& rows, int64_t num_groups, int64_t key_size) {
   const int64_t num_tokens = rows.size(0), width = num_groups * key_size;
-  const auto floats = kFloat;
-  const Tensor queries = new_empty({num_tokens, width}, floats), keys = new_empty({num_tokens, width}, floats);
+  const Tensor queries = new_empty({num_tokens, width}, kFloat), keys = new_empty({num_tokens, width}, kFloat);
   auto *query = queries.mutable_data_ptr<float>(), *key = keys.mutable_data_ptr<float>();
   const auto* from = rows.const_data_ptr<Element>();
   const float scale = float(1.0 / std::sqrt(double(key_size)));
@@ -89,9 +87,9 @@ std::pair<Tensor, Tensor> unit_heads(const Tensor& rows, int64_t num_groups, int
 
 }  // namespace
 
-Tensor linear_attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                            const Tensor& decay, const std::optional<Tensor>& rate, const Tensor& states,
-                            const Tensor& slots, const Tensor& starts) {
+Tensor linear_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay,
+                        const std::optional<Tensor>& rate, const Tensor& states, const Tensor& slots,
+                        const Tensor& starts) {
   check(query, key, value, decay, rate);
   check_states(states, value.size(1), key.size(2), value.size(2));
   const Tensor queries = query.contiguous(), keys = key.contiguous(), values = value.contiguous();
@@ -106,12 +104,11 @@ Tensor linear_attention(const Tensor& query, const Tensor& key, const Tensor& va
   return output;
 }
 
-std::tuple<Tensor, Tensor> delta_gates(const Tensor& write, const Tensor& time_step,
-                                               const Tensor& decay_rates, const Tensor& time_bias) {
+std::tuple<Tensor, Tensor> delta_gates(const Tensor& write, const Tensor& time_step, const Tensor& decay_rates,
+                                       const Tensor& time_bias) {
   check_gates(write, time_step, decay_rates, time_bias);
   const int64_t num_tokens = write.size(0), num_heads = write.size(1);
-  const auto floats = kFloat;
-  const Tensor decays = new_empty({num_tokens, num_heads}, floats), rates = new_empty_like(decays);
+  const Tensor decays = new_empty({num_tokens, num_heads}, kFloat), rates = new_empty_like(decays);
   auto *decay = decays.mutable_data_ptr<float>(), *rate = rates.mutable_data_ptr<float>();
   const auto *own_rates = decay_rates.const_data_ptr<float>(), *bias = time_bias.const_data_ptr<float>();
   with_element_of(write, "delta rules", [&]<class Element>(Element* element) {
@@ -131,9 +128,9 @@ std::tuple<Tensor, Tensor> delta_gates(const Tensor& write, const Tensor& time_s
   return {decays, rates};
 }
 
-Tensor gated_delta_rule(const Tensor& qkv, const Tensor& write, const Tensor& time_step,
-                            const Tensor& decay_rates, const Tensor& time_bias, int64_t num_groups,
-                            const Tensor& states, const Tensor& slots, const Tensor& starts) {
+Tensor gated_delta_rule(const Tensor& qkv, const Tensor& write, const Tensor& time_step, const Tensor& decay_rates,
+                        const Tensor& time_bias, int64_t num_groups, const Tensor& states, const Tensor& slots,
+                        const Tensor& starts) {
   TORCH_CHECK(states.dim() == 5 && qkv.dim() == 2, "a row of queries, keys and values for each token");
   const int64_t num_tokens = qkv.size(0), num_heads = states.size(1), key_size = states.size(3);
   const int64_t before_values = 2 * num_groups * key_size, value_size = (qkv.size(1) - before_values) / num_heads;

@@ -18,8 +18,8 @@
 
 namespace twostep::recurrent {
 
-std::tuple<Tensor, Tensor> mamba2_gates(const Tensor& time_step, const Tensor& decay_rates,
-                                                const Tensor& time_bias, double least_time, double most_time) {
+std::tuple<Tensor, Tensor> mamba2_gates(const Tensor& time_step, const Tensor& decay_rates, const Tensor& time_bias,
+                                        double least_time, double most_time) {
   TORCH_CHECK(time_step.dim() == 2 && time_step.stride(1) == 1, "every token has a time step for each head");
   const int64_t num_tokens = time_step.size(0), num_heads = time_step.size(1);
   for (const Tensor& each : {decay_rates, time_bias}) {
@@ -51,10 +51,9 @@ std::tuple<Tensor, Tensor> mamba2_gates(const Tensor& time_step, const Tensor& d
   return {decays, times};
 }
 
-Tensor mamba2_scan(const Tensor& rows, const Tensor& time_step, const Tensor& decay_rates,
-                       const Tensor& time_bias, const Tensor& skip, double least_time, double most_time,
-                       int64_t num_groups, const Tensor& states, const Tensor& slots,
-                       const Tensor& starts) {
+Tensor mamba2_scan(const Tensor& rows, const Tensor& time_step, const Tensor& decay_rates, const Tensor& time_bias,
+                   const Tensor& skip, double least_time, double most_time, int64_t num_groups, const Tensor& states,
+                   const Tensor& slots, const Tensor& starts) {
   TORCH_CHECK(states.dim() == 5 && rows.dim() == 2 && num_groups > 0,
               "a row of inputs, writes and reads for each token");
   const int64_t num_tokens = rows.size(0), num_heads = states.size(1), state_size = states.size(3);

@@ -59,8 +59,7 @@ struct Problem {
   }
 };
 
-void check(const Tensor& x, const Tensor& gates, const Tensor& rates, const Tensor& is_first,
-           const Tensor& states) {
+void check(const Tensor& x, const Tensor& gates, const Tensor& rates, const Tensor& is_first, const Tensor& states) {
   TORCH_CHECK(x.dim() == 2 && gates.dim() == 4 && gates.size(0) == x.size(0) && gates.size(2) == 2 &&
                   gates.size(1) * gates.size(3) == x.size(1) && gates.scalar_type() == x.scalar_type(),
               "inputs are [tokens, channels], gates [tokens, heads, 2, channels of a head], of one dtype");
@@ -68,16 +67,15 @@ void check(const Tensor& x, const Tensor& gates, const Tensor& rates, const Tens
               "each channel has a rate in float32");
   TORCH_CHECK(is_first.numel() == x.size(0) && is_first.scalar_type() == kBool,
               "each token is its sequence's first or not");
-  TORCH_CHECK(states.dim() == 2 && states.size(1) == x.size(1) && states.is_contiguous() &&
-                  states.scalar_type() == kFloat,
-              "states are [slots, channels], in float32");
+  TORCH_CHECK(
+      states.dim() == 2 && states.size(1) == x.size(1) && states.is_contiguous() && states.scalar_type() == kFloat,
+      "states are [slots, channels], in float32");
 }
 
 }  // namespace
 
-Tensor real_gated_recurrence(const Tensor& x, const Tensor& gates, const Tensor& rates,
-                                 const Tensor& is_first, const Tensor& states, const Tensor& slots,
-                                 const Tensor& starts) {
+Tensor real_gated_recurrence(const Tensor& x, const Tensor& gates, const Tensor& rates, const Tensor& is_first,
+                             const Tensor& states, const Tensor& slots, const Tensor& starts) {
   check(x, gates, rates, is_first, states);
   const Sequences sequences(slots, starts, states.size(0), x.size(0));
   const Tensor inputs = x.contiguous(), own_gates = gates.contiguous(), firsts = is_first.contiguous();

@@ -65,9 +65,8 @@ struct Problem {
 
 }  // namespace
 
-Tensor selective_scan(const Tensor& x, const Tensor& time_step, const Tensor& rates,
-                          const Tensor& write, const Tensor& read, const Tensor& states,
-                          const Tensor& slots, const Tensor& starts) {
+Tensor selective_scan(const Tensor& x, const Tensor& time_step, const Tensor& rates, const Tensor& write,
+                      const Tensor& read, const Tensor& states, const Tensor& slots, const Tensor& starts) {
   TORCH_CHECK(x.dim() == 2 && x.sizes() == time_step.sizes() && rates.dim() == 2 && rates.size(0) == x.size(1),
               "inputs and times are [tokens, channels], rates [channels, state size]");
   const int64_t num_tokens = x.size(0), num_channels = x.size(1), state_size = rates.size(1);

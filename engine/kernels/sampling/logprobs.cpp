@@ -101,8 +101,7 @@ void score_rows(const Tensor& logits, const int64_t* tokens, Scores& scores) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> score_tokens(const Tensor& logits,
-                                                                        const Tensor& tokens, int64_t num_top) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> score_tokens(const Tensor& logits, const Tensor& tokens, int64_t num_top) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
   TORCH_CHECK(tokens.dim() == 1 && tokens.size(0) == logits.size(0), "there is one token a row");
   TORCH_CHECK(tokens.scalar_type() == kLong, "tokens are int64");
@@ -111,8 +110,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> score_tokens(const Tensor& logits,
   check_tokens(ids, rows.size(1));
   const int64_t num_rows = rows.size(0);
   Scores scores{new_empty({num_rows}, kFloat), new_empty({num_rows}, ids.scalar_type()),
-                new_empty({num_rows, num_top}, kFloat),
-                new_empty({num_rows, num_top}, ids.scalar_type())};
+                new_empty({num_rows, num_top}, kFloat), new_empty({num_rows, num_top}, ids.scalar_type())};
   switch (rows.scalar_type()) {
     case kFloat: score_rows<float>(rows, ids.const_data_ptr<int64_t>(), scores); break;
     case kBFloat16: score_rows<at::BFloat16>(rows, ids.const_data_ptr<int64_t>(), scores); break;

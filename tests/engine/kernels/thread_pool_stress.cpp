@@ -13,6 +13,14 @@
 
 #include "base/thread_pool.h"
 
+namespace twostep {
+
+std::atomic<int64_t> given_threads{4};
+
+int64_t allowed_threads() { return given_threads.load(std::memory_order_relaxed); }
+
+}  // namespace twostep
+
 namespace {
 
 using twostep::run_foreseen_tasks, twostep::run_ranges, twostep::run_tasks, twostep::Threads;
@@ -59,7 +67,7 @@ void share_by_counter(int64_t num_tasks) {
   std::vector<int> first(num_tasks), second(num_tasks);
   const auto share = [&](const std::function<void(int64_t)>& task) {
     std::atomic<int64_t> next{0};
-    Threads::of_process().run(at::get_num_threads(), [&](int64_t) {
+    Threads::of_process().run(twostep::allowed_threads(), [&](int64_t) {
       for (int64_t i = next++; i < num_tasks; i = next++) task(i);
     });
   };
@@ -86,7 +94,7 @@ void drive(int num_rounds) {
 
 int main() {
   for (const int num_threads : {2, 4, 3, 12}) {  // more are started as more are asked for
-    at::num_threads = num_threads;
+    twostep::given_threads = num_threads;
     drive(50);
     std::vector<std::thread> callers;
     for (int i = 0; i < 3; ++i) callers.emplace_back(drive, 30);

@@ -3,8 +3,10 @@
 
 #pragma once
 
-#include <ATen/Parallel.h>
+#include <cstdint>
 
-namespace at {
-int get_num_threads() { return 1; }
-}  // namespace at
+#include "base/thread_pool.h"
+
+namespace twostep {
+int64_t allowed_threads() { return 1; }
+}  // namespace twostep
