@@ -12,6 +12,7 @@
 #include <iosfwd>
 #include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace at {
@@ -43,52 +44,60 @@ consteval Dtype dtype_of() {
   throw "no tensor has such numbers";
 }
 
-// Shares its numbers with its copies, as torch's own does, and may be none at all.
+// Shares its numbers with its copies, as torch's own does, and may be none at all. Where its numbers lie is read once:
+// nothing may move them, or resize a tensor, while there is one of these.
 class Tensor {
  public:
-  Tensor() noexcept;
-  Tensor(const Tensor& other) noexcept;
-  Tensor(Tensor&& other) noexcept;
-  Tensor& operator=(const Tensor& other) noexcept;
-  Tensor& operator=(Tensor&& other) noexcept;
-  ~Tensor();
+  Tensor() = default;
+  Tensor(const Tensor& other) noexcept : layout_(other.layout_) {
+    if (defined()) hold_that_of(other);
+  }
+  Tensor(Tensor&& other) noexcept : layout_(std::exchange(other.layout_, {})), held_(other.held_) {}
+  Tensor& operator=(Tensor other) noexcept {
+    std::swap(layout_, other.layout_);
+    std::swap(held_, other.held_);
+    return *this;
+  }
+  ~Tensor() {
+    if (defined()) release();
+  }
 
   // Either becomes the other wherever one is wanted.
-  Tensor(const at::Tensor& tensor) noexcept;    // NOLINT(google-explicit-constructor)
+  Tensor(const at::Tensor& tensor);             // NOLINT(google-explicit-constructor)
+  Tensor(at::Tensor&& tensor);                  // NOLINT(google-explicit-constructor)
   operator const at::Tensor&() const noexcept;  // NOLINT(google-explicit-constructor)
 
-  bool defined() const noexcept;
-  bool is_same(const Tensor& other) const noexcept;  // whether both are one tensor
-  void reset() noexcept;
+  bool defined() const noexcept { return layout_.sizes != nullptr; }
+  bool is_same(const Tensor& other) const noexcept { return layout_.sizes == other.layout_.sizes; }  // are both one?
+  void reset() noexcept { *this = Tensor(); }
 
-  int64_t dim() const;
-  int64_t numel() const;
-  int64_t size(int64_t dim) const;
-  int64_t stride(int64_t dim) const;
-  at::IntArrayRef sizes() const;
-  at::IntArrayRef strides() const;
-  int64_t element_size() const;
-  Dtype scalar_type() const;
-  bool is_contiguous() const;
+  int64_t dim() const { return layout_.dim; }
+  int64_t numel() const { return layout_.numel; }
+  int64_t size(int64_t dim) const { return layout_.sizes[place_of(dim)]; }
+  int64_t stride(int64_t dim) const { return layout_.strides[place_of(dim)]; }
+  at::IntArrayRef sizes() const { return {layout_.sizes, static_cast<size_t>(layout_.dim)}; }
+  at::IntArrayRef strides() const { return {layout_.strides, static_cast<size_t>(layout_.dim)}; }
+  int64_t element_size() const { return layout_.element_size; }
+  Dtype scalar_type() const { return layout_.dtype; }
+  bool is_contiguous() const { return layout_.is_contiguous; }
 
-  const void* const_data_ptr() const;
-  void* mutable_data_ptr() const;
+  const void* const_data_ptr() const { return layout_.data; }
+  void* mutable_data_ptr() const { return layout_.data; }
 
   // Raise where numbers are of another type.
   template <class Element>
   const Element* const_data_ptr() const {
-    check_type(dtype_of<Element>());
-    return static_cast<const Element*>(const_data_ptr());
+    return mutable_data_ptr<Element>();
   }
   template <class Element>
   Element* mutable_data_ptr() const {
-    check_type(dtype_of<Element>());
-    return static_cast<Element*>(mutable_data_ptr());
+    if (scalar_type() != dtype_of<Element>()) raise_type(dtype_of<Element>());
+    return static_cast<Element*>(layout_.data);
   }
 
   // Views, but where numbers must be copied for it.
   Tensor operator[](int64_t index) const;
-  Tensor contiguous() const;
+  Tensor contiguous() const { return is_contiguous() ? *this : contiguous_clone(); }
   Tensor flatten(int64_t first_dim) const;
   Tensor narrow(int64_t dim, int64_t first, int64_t count) const;
   Tensor reshape(at::IntArrayRef sizes) const;
@@ -110,10 +119,35 @@ class Tensor {
   const Tensor& zero_() const;
 
  private:
-  void check_type(Dtype wanted) const;
-  at::Tensor& held() noexcept;
+  // What torch knows of a tensor; sizes and strides are torch's own.
+  struct Layout {
+    void* data = nullptr;
+    const int64_t *sizes = nullptr, *strides = nullptr;
+    int64_t dim = 0, numel = 0;
+    int32_t element_size = 0;
+    Dtype dtype = Dtype(-1);
+    bool is_contiguous = true;
+  };
 
-  alignas(void*) std::byte storage_[sizeof(void*)];  // of torch's own tensor, which is one pointer
+  void hold_that_of(const Tensor& other) noexcept;
+  void release() noexcept;
+  [[noreturn]] void raise_type(Dtype wanted) const;
+  [[noreturn]] void raise_dim(int64_t dim) const;
+
+  // Where a dimension is, which may be counted from the last one: -1.
+  int64_t place_of(int64_t dim) const {
+    const int64_t place = dim < 0 ? dim + layout_.dim : dim;
+    if (place < 0 || place >= layout_.dim) raise_dim(dim);
+    return place;
+  }
+
+  // Storage of torch's own tensor, which is one pointer, as long as this one is defined.
+  struct Held {
+    alignas(void*) std::byte bytes[sizeof(void*)];
+  };
+
+  Layout layout_;
+  Held held_{};
 };
 
 int64_t element_size(Dtype dtype);  // in bytes

@@ -14,33 +14,12 @@
 
 namespace twostep {
 
-static_assert(sizeof(at::Tensor) == sizeof(Tensor) && alignof(at::Tensor) == alignof(Tensor));
-
-Tensor::Tensor() noexcept { new (storage_) at::Tensor(); }
-Tensor::Tensor(const at::Tensor& tensor) noexcept { new (storage_) at::Tensor(tensor); }
-Tensor::Tensor(const Tensor& other) noexcept : Tensor(static_cast<const at::Tensor&>(other)) {}
-Tensor::Tensor(Tensor&& other) noexcept { new (storage_) at::Tensor(std::move(other.held())); }
-Tensor::~Tensor() { held().~Tensor(); }
-
-Tensor& Tensor::operator=(const Tensor& other) noexcept {
-  held() = static_cast<const at::Tensor&>(other);
-  return *this;
-}
-
-Tensor& Tensor::operator=(Tensor&& other) noexcept {
-  held() = std::move(other.held());
-  return *this;
-}
-
-at::Tensor& Tensor::held() noexcept { return *std::launder(reinterpret_cast<at::Tensor*>(storage_)); }
-Tensor::operator const at::Tensor&() const noexcept {
-  return *std::launder(reinterpret_cast<const at::Tensor*>(storage_));
-}
-
 namespace {
 
-const at::Tensor& torch_of(const Tensor& tensor) { return tensor; }
+static_assert(sizeof(at::Tensor) == sizeof(void*));
+
 constexpr at::ScalarType torch_of(Dtype dtype) { return static_cast<at::ScalarType>(dtype); }
+const at::Tensor& torch_of(const Tensor& tensor) { return tensor; }
 
 template <class... Element>
 constexpr bool kAreTorchs = ((torch_of(dtype_of<Element>()) == c10::CppTypeToScalarType<Element>::value) && ...);
@@ -48,31 +27,42 @@ static_assert(kAreTorchs<uint8_t, int8_t, int32_t, int64_t, float, double, bool,
 
 }  // namespace
 
-std::ostream& operator<<(std::ostream& out, Dtype dtype) { return out << torch_of(dtype); }
+Tensor::Tensor(const at::Tensor& tensor) : Tensor(at::Tensor(tensor)) {}
 
-bool Tensor::defined() const noexcept { return torch_of(*this).defined(); }
-bool Tensor::is_same(const Tensor& other) const noexcept { return torch_of(*this).is_same(other); }
-void Tensor::reset() noexcept { held().reset(); }
-
-int64_t Tensor::dim() const { return torch_of(*this).dim(); }
-int64_t Tensor::numel() const { return torch_of(*this).numel(); }
-int64_t Tensor::size(int64_t dim) const { return torch_of(*this).size(dim); }
-int64_t Tensor::stride(int64_t dim) const { return torch_of(*this).stride(dim); }
-at::IntArrayRef Tensor::sizes() const { return torch_of(*this).sizes(); }
-at::IntArrayRef Tensor::strides() const { return torch_of(*this).strides(); }
-int64_t Tensor::element_size() const { return torch_of(*this).element_size(); }
-Dtype Tensor::scalar_type() const { return static_cast<Dtype>(torch_of(*this).scalar_type()); }
-bool Tensor::is_contiguous() const { return torch_of(*this).is_contiguous(); }
-
-const void* Tensor::const_data_ptr() const { return torch_of(*this).const_data_ptr(); }
-void* Tensor::mutable_data_ptr() const { return torch_of(*this).mutable_data_ptr(); }
-
-void Tensor::check_type(Dtype wanted) const {
-  TORCH_CHECK(scalar_type() == wanted, "expected numbers of type ", wanted, ", not ", scalar_type());
+Tensor::Tensor(at::Tensor&& tensor) {
+  if (!tensor.defined()) return;
+  const at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  layout_ = {const_cast<void*>(impl.data()),
+             impl.sizes().data(),
+             impl.strides().data(),
+             impl.dim(),
+             impl.numel(),
+             static_cast<int32_t>(impl.itemsize()),
+             static_cast<Dtype>(tensor.scalar_type()),
+             impl.is_contiguous()};
+  new (held_.bytes) at::Tensor(std::move(tensor));
 }
 
+Tensor::operator const at::Tensor&() const noexcept {
+  static const at::Tensor none;
+  return defined() ? *std::launder(reinterpret_cast<const at::Tensor*>(held_.bytes)) : none;
+}
+
+void Tensor::hold_that_of(const Tensor& other) noexcept { new (held_.bytes) at::Tensor(torch_of(other)); }
+
+void Tensor::release() noexcept { std::launder(reinterpret_cast<at::Tensor*>(held_.bytes))->~Tensor(); }
+
+void Tensor::raise_type(Dtype wanted) const {
+  TORCH_CHECK(false, "expected numbers of type ", wanted, ", not ", scalar_type());
+}
+
+void Tensor::raise_dim(int64_t dim) const {
+  TORCH_CHECK_INDEX(false, "dimension ", dim, " is out of range for a tensor of ", layout_.dim);
+}
+
+std::ostream& operator<<(std::ostream& out, Dtype dtype) { return out << torch_of(dtype); }
+
 Tensor Tensor::operator[](int64_t index) const { return torch_of(*this)[index]; }
-Tensor Tensor::contiguous() const { return torch_of(*this).contiguous(); }
 Tensor Tensor::flatten(int64_t first_dim) const { return torch_of(*this).flatten(first_dim); }
 Tensor Tensor::narrow(int64_t dim, int64_t first, int64_t count) const {
   return torch_of(*this).narrow(dim, first, count);
