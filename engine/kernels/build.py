@@ -19,6 +19,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
@@ -186,23 +187,40 @@ def _compile_workers() -> ThreadPoolExecutor:
 def _compile(
     compiler: Sequence[str], level: IsaLevel, extra_flags: Sequence[str], scratch: Path, workers: Executor
 ) -> Path:
-    """Compiles every source at once, one process each, and links them; returns the library inside `scratch`. What is
-    there already is not compiled again."""
-    sources = sorted(SOURCE_DIR.rglob("*.cpp"))
-    objects = [scratch / source.relative_to(SOURCE_DIR).with_suffix(".o") for source in sources]
+    """Compiles the sources of every folder at once, one process each, and links them; returns the library inside
+    `scratch`. What is there already is not compiled again."""
+    folders = _source_folders()
+    objects = {folder: (scratch / "kernels" / folder.relative_to(SOURCE_DIR)).with_suffix(".o") for folder in folders}
     compile_flags = [*_level_flags(level), *extra_flags, f"-I{SOURCE_DIR}", *_torch_compile_flags()]
     jobs = [
-        workers.submit(_make, [*compiler, *compile_flags, "-c", str(source)], target)
-        for source, target in zip(sources, objects, strict=True)
+        workers.submit(_make, [*compiler, *compile_flags, *_as_one_source(folder)], target)
+        for folder, target in objects.items()
         if not target.exists()
     ]
-    for number, job in enumerate(as_completed(jobs), start=len(sources) - len(jobs) + 1):
+    for number, job in enumerate(as_completed(jobs), start=len(folders) - len(jobs) + 1):
         job.result()
-        logger.info("compiled %d of %d files for %s", number, len(sources), level.name)
+        logger.info("compiled %d of %d parts for %s", number, len(folders), level.name)
     library = scratch / "kernels.so"
     link_flags = [*extra_flags, "-shared", "-pthread"]
-    _run([*compiler, *link_flags, *map(str, objects), *_torch_link_flags(), "-o", str(library)])
+    _run([*compiler, *link_flags, *map(str, objects.values()), *_torch_link_flags(), "-o", str(library)])
     return library
+
+
+def _source_folders() -> list[Path]:
+    """The folders that have sources: first the one that includes torch's headers, then the largest, since what takes
+    longest must not be begun last."""
+    sizes: Counter[Path] = Counter()
+    for source in [*SOURCE_DIR.rglob("*.cpp"), *SOURCE_DIR.rglob("*.h")]:
+        sizes[source.parent] += source.stat().st_size
+    folders = sorted({source.parent for source in SOURCE_DIR.rglob("*.cpp")})
+    return sorted(folders, key=lambda folder: (folder.name != "binding", -sizes[folder]))
+
+
+def _as_one_source(folder: Path) -> list[str]:
+    """Arguments that compile a folder's sources as if they were one: most take less time than the headers that they
+    share."""
+    *others, last = map(str, sorted(folder.glob("*.cpp")))
+    return [*(argument for source in others for argument in ("-include", source)), "-c", last]
 
 
 def _make(command: Sequence[str], target: Path) -> None:

@@ -20,11 +20,12 @@ namespace twostep::recurrent {
 namespace {
 
 constexpr int64_t kMaxTaps = 16;
-constexpr int64_t kChannels = 256;        // of a task: its rows, weights and states stay in the first cache
-constexpr int64_t kSerialWork = 1 << 16;  // products below which a second thread does not pay
 
 template <class Element>
-struct Problem {
+struct Convolution {
+  static constexpr int64_t kChannels = 256;        // of a task: its rows, weights and states stay in the first cache
+  static constexpr int64_t kSerialWork = 1 << 16;  // products below which a second thread does not pay
+
   const Element* x;  // rows of channels, `row_stride` apart
   int64_t row_stride;
   const float* weight;  // [taps, channels], the oldest token's first
@@ -32,6 +33,16 @@ struct Problem {
   Element *states, *output;  // [slots, taps - 1, channels], [tokens, channels]
   int64_t num_channels, num_taps;
   bool is_gated;  // whether a result r becomes silu(r)
+
+  void run_all(const Sequences& sequences) const {
+    const int64_t parts = divide_up(num_channels, kChannels), slot_size = (num_taps - 1) * num_channels;
+    const bool is_serial = sequences.starts[sequences.count] * num_channels * num_taps < kSerialWork;
+    run_tasks(sequences.count * parts, is_serial, [&](int64_t task) {
+      const int64_t sequence = task / parts, first = task % parts * kChannels;
+      run(states + sequences.slots[sequence] * slot_size, sequences.starts[sequence], sequences.starts[sequence + 1],
+          first, std::min(kChannels, num_channels - first));
+    });
+  }
 
   // Computes channels [first, first + count) of a sequence's tokens [begin, end).
   void run(Element* state, int64_t begin, int64_t end, int64_t first, int64_t count) const {
@@ -84,21 +95,16 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Te
   const Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
   const Tensor output = new_empty({num_tokens, num_channels}, x.scalar_type());
   with_element_of(x, "convolutions", [&]<class Element>(Element*) {
-    const Problem<Element> problem{rows.const_data_ptr<Element>(),
-                                   rows.stride(0),
-                                   weight.const_data_ptr<float>(),
-                                   bias ? bias->const_data_ptr<float>() : nullptr,
-                                   states.mutable_data_ptr<Element>(),
-                                   output.mutable_data_ptr<Element>(),
-                                   num_channels,
-                                   num_taps,
-                                   is_gated};
-    const int64_t parts = divide_up(num_channels, kChannels), slot_size = (num_taps - 1) * num_channels;
-    run_tasks(sequences.count * parts, num_tokens * num_channels * num_taps < kSerialWork, [&](int64_t task) {
-      const int64_t sequence = task / parts, first = task % parts * kChannels;
-      problem.run(problem.states + sequences.slots[sequence] * slot_size, sequences.starts[sequence],
-                  sequences.starts[sequence + 1], first, std::min(kChannels, num_channels - first));
-    });
+    const Convolution<Element> convolution{rows.const_data_ptr<Element>(),
+                                           rows.stride(0),
+                                           weight.const_data_ptr<float>(),
+                                           bias ? bias->const_data_ptr<float>() : nullptr,
+                                           states.mutable_data_ptr<Element>(),
+                                           output.mutable_data_ptr<Element>(),
+                                           num_channels,
+                                           num_taps,
+                                           is_gated};
+    convolution.run_all(sequences);
   });
   return output;
 }

@@ -95,11 +95,11 @@ Tensor linear_attention(const Tensor& query, const Tensor& key, const Tensor& va
   const Tensor queries = query.contiguous(), keys = key.contiguous(), values = value.contiguous();
   const Tensor decays = decay.contiguous(), rates = rate ? rate->contiguous() : Tensor();
   const Tensor output = new_empty_like(values);
-  const Problem<float> problem{queries.const_data_ptr<float>(), keys.const_data_ptr<float>(),
-                               decays.const_data_ptr<float>(), rate ? rates.const_data_ptr<float>() : nullptr,
-                               values.const_data_ptr<float>(), values.stride(0), states.mutable_data_ptr<float>(),
-                               output.mutable_data_ptr<float>(), keys.size(1), values.size(1), keys.size(2),
-                               values.size(2), decays.size(2)};
+  const MatrixStates<float> problem{queries.const_data_ptr<float>(), keys.const_data_ptr<float>(),
+                                    decays.const_data_ptr<float>(), rate ? rates.const_data_ptr<float>() : nullptr,
+                                    values.const_data_ptr<float>(), values.stride(0), states.mutable_data_ptr<float>(),
+                                    output.mutable_data_ptr<float>(), keys.size(1), values.size(1), keys.size(2),
+                                    values.size(2), decays.size(2)};
   problem.run_all(Sequences(slots, starts, states.size(0), value.size(0)));
   return output;
 }
@@ -146,19 +146,19 @@ Tensor gated_delta_rule(const Tensor& qkv, const Tensor& write, const Tensor& ti
   std::tie(decays, rates) = delta_gates(write, time_step, decay_rates, time_bias);
   with_element_of(rows, "delta rules", [&]<class Element>(Element*) {
     const auto [queries, keys] = unit_heads<Element>(rows, num_groups, key_size);
-    const Problem<Element> problem{queries.template const_data_ptr<float>(),
-                                   keys.template const_data_ptr<float>(),
-                                   decays.template const_data_ptr<float>(),
-                                   rates.template const_data_ptr<float>(),
-                                   rows.const_data_ptr<Element>() + before_values,
-                                   rows.stride(0),
-                                   states.mutable_data_ptr<float>(),
-                                   output.mutable_data_ptr<Element>(),
-                                   num_groups,
-                                   num_heads,
-                                   key_size,
-                                   value_size,
-                                   1};
+    const MatrixStates<Element> problem{queries.template const_data_ptr<float>(),
+                                        keys.template const_data_ptr<float>(),
+                                        decays.template const_data_ptr<float>(),
+                                        rates.template const_data_ptr<float>(),
+                                        rows.const_data_ptr<Element>() + before_values,
+                                        rows.stride(0),
+                                        states.mutable_data_ptr<float>(),
+                                        output.mutable_data_ptr<Element>(),
+                                        num_groups,
+                                        num_heads,
+                                        key_size,
+                                        value_size,
+                                        1};
     problem.run_all(sequences);
   });
   return output;

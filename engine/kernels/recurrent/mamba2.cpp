@@ -74,21 +74,21 @@ Tensor mamba2_scan(const Tensor& rows, const Tensor& time_step, const Tensor& de
   const Tensor output = new_empty({num_tokens, inner}, kFloat);
   const auto *decay = decays.const_data_ptr<float>(), *time = times.const_data_ptr<float>();
   with_element_of(own, "scans of Mamba-2", [&]<class Element>(Element*) {
-    const Problem<Element, float> problem{queries.const_data_ptr<float>(),
-                                          keys.const_data_ptr<float>(),
-                                          decay,
-                                          nullptr,
-                                          own.const_data_ptr<Element>(),
-                                          own.stride(0),
-                                          states.mutable_data_ptr<float>(),
-                                          output.mutable_data_ptr<float>(),
-                                          num_groups,
-                                          num_heads,
-                                          state_size,
-                                          head_size,
-                                          1,
-                                          time,
-                                          skip.const_data_ptr<float>()};
+    const MatrixStates<Element, float> problem{queries.const_data_ptr<float>(),
+                                               keys.const_data_ptr<float>(),
+                                               decay,
+                                               nullptr,
+                                               own.const_data_ptr<Element>(),
+                                               own.stride(0),
+                                               states.mutable_data_ptr<float>(),
+                                               output.mutable_data_ptr<float>(),
+                                               num_groups,
+                                               num_heads,
+                                               state_size,
+                                               head_size,
+                                               1,
+                                               time,
+                                               skip.const_data_ptr<float>()};
     problem.run_all(sequences);
   });
   return output;

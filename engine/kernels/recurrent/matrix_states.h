@@ -18,8 +18,7 @@
 
 namespace twostep::recurrent {
 
-constexpr int kSums = 4;                  // partial sums, as in engine/mixers/sums.py
-constexpr int64_t kSerialWork = 1 << 15;  // numbers of state below which a second thread does not pay
+constexpr int kSums = 4;  // partial sums, as in engine/mixers/sums.py
 
 // Terms are added in turn to four sums, whose tree is the total.
 struct Sum {
@@ -43,7 +42,9 @@ TWOSTEP_INLINE inline Vec sum_of(int64_t size, F f) {
 
 // Values are in rows of Element, and what is read of the state in rows of Output.
 template <class Element, class Output = Element>
-struct Problem {
+struct MatrixStates {
+  static constexpr int64_t kSerialWork = 1 << 15;  // numbers of state below which a second thread does not pay
+
   const float *query, *key, *decay, *rate;  // rate may be null
   const Element* value;
   int64_t value_stride;  // of tokens

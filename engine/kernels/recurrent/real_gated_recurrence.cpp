@@ -18,8 +18,6 @@
 namespace twostep::recurrent {
 namespace {
 
-constexpr int64_t kSerialWork = 1 << 12;  // channels of all tokens below which a second thread does not pay
-
 inline Vec root(Vec v) {
   alignas(64) float x[kLanes];
   store(x, v);
@@ -28,13 +26,23 @@ inline Vec root(Vec v) {
 }
 
 template <class Element>
-struct Problem {
+struct RealGatedRecurrence {
+  static constexpr int64_t kSerialWork = 1 << 12;  // channels of all tokens below which a second thread does not pay
+
   const Element *x, *gates;  // [tokens, channels], [tokens, heads, 2, size]
   const float* rates;        // [channels]
   const bool* is_first;      // [tokens]
   float* states;             // [slots, channels]
   Element* output;           // [tokens, channels]
   int64_t num_heads, size;   // channels of a head
+
+  void run_all(const Sequences& sequences) const {
+    const bool is_serial = sequences.starts[sequences.count] * num_heads * size < kSerialWork;
+    run_tasks(sequences.count * num_heads, is_serial, [&](int64_t task) {
+      const int64_t sequence = task / num_heads;
+      run(sequences.slots[sequence], sequences.starts[sequence], sequences.starts[sequence + 1], task % num_heads);
+    });
+  }
 
   // Computes a head's channels of a sequence's tokens [begin, end).
   void run(int64_t slot, int64_t begin, int64_t end, int64_t head) const {
@@ -81,15 +89,11 @@ Tensor real_gated_recurrence(const Tensor& x, const Tensor& gates, const Tensor&
   const Tensor inputs = x.contiguous(), own_gates = gates.contiguous(), firsts = is_first.contiguous();
   const Tensor output = new_empty_like(inputs);
   with_element_of(inputs, "real-gated recurrences", [&]<class Element>(Element*) {
-    const Problem<Element> problem{inputs.const_data_ptr<Element>(), own_gates.const_data_ptr<Element>(),
-                                   rates.const_data_ptr<float>(),    firsts.const_data_ptr<bool>(),
-                                   states.mutable_data_ptr<float>(), output.mutable_data_ptr<Element>(),
-                                   gates.size(1),                    gates.size(3)};
-    run_tasks(sequences.count * problem.num_heads, inputs.numel() < kSerialWork, [&](int64_t task) {
-      const int64_t sequence = task / problem.num_heads;
-      problem.run(sequences.slots[sequence], sequences.starts[sequence], sequences.starts[sequence + 1],
-                  task % problem.num_heads);
-    });
+    const RealGatedRecurrence<Element> recurrence{
+        inputs.const_data_ptr<Element>(),  own_gates.const_data_ptr<Element>(), rates.const_data_ptr<float>(),
+        firsts.const_data_ptr<bool>(),     states.mutable_data_ptr<float>(),    output.mutable_data_ptr<Element>(),
+        gates.size(1),                     gates.size(3)};
+    recurrence.run_all(sequences);
   });
   return output;
 }

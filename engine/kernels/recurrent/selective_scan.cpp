@@ -17,9 +17,6 @@
 namespace twostep::recurrent {
 namespace {
 
-constexpr int64_t kChannels = 64;         // of a task: their states stay in the first cache
-constexpr int64_t kSerialWork = 1 << 13;  // numbers of state below which a second thread does not pay
-
 // Adds the quads of v, one after the other.
 TWOSTEP_INLINE inline Quad plus_quads(Quad sum, Vec v) {
   alignas(64) float x[kLanes];
@@ -32,10 +29,23 @@ TWOSTEP_INLINE inline Quad plus_quads(Quad sum, Vec v) {
   return sum;
 }
 
-struct Problem {
+struct SelectiveScan {
+  static constexpr int64_t kChannels = 64;         // of a task: their states stay in the first cache
+  static constexpr int64_t kSerialWork = 1 << 13;  // numbers of state below which a second thread does not pay
+
   const float *x, *time_step, *rates, *write, *read;
   float *states, *output;
   int64_t num_channels, state_size;
+
+  void run_all(const Sequences& sequences) const {
+    const int64_t parts = divide_up(num_channels, kChannels);
+    const bool is_serial = sequences.starts[sequences.count] * num_channels * state_size < kSerialWork;
+    run_tasks(sequences.count * parts, is_serial, [&](int64_t task) {
+      const int64_t sequence = task / parts, first = task % parts * kChannels;
+      run(sequences.slots[sequence], sequences.starts[sequence], sequences.starts[sequence + 1], first,
+          std::min(first + kChannels, num_channels));
+    });
+  }
 
   // Computes channels [first, last) of a sequence's tokens [begin, end).
   void run(int64_t slot, int64_t begin, int64_t end, int64_t first, int64_t last) const {
@@ -82,16 +92,11 @@ Tensor selective_scan(const Tensor& x, const Tensor& time_step, const Tensor& ra
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const Tensor inputs = x.contiguous(), times = time_step.contiguous(), own_rates = rates.contiguous();
   const Tensor writes = write.contiguous(), reads = read.contiguous(), output = new_empty_like(inputs);
-  const Problem problem{inputs.const_data_ptr<float>(), times.const_data_ptr<float>(),
-                        own_rates.const_data_ptr<float>(), writes.const_data_ptr<float>(),
-                        reads.const_data_ptr<float>(), states.mutable_data_ptr<float>(),
-                        output.mutable_data_ptr<float>(), num_channels, state_size};
-  const int64_t parts = divide_up(num_channels, kChannels);
-  run_tasks(sequences.count * parts, num_tokens * num_channels * state_size < kSerialWork, [&](int64_t task) {
-    const int64_t sequence = task / parts, first = task % parts * kChannels;
-    problem.run(sequences.slots[sequence], sequences.starts[sequence], sequences.starts[sequence + 1], first,
-                std::min(first + kChannels, num_channels));
-  });
+  const SelectiveScan scan{inputs.const_data_ptr<float>(), times.const_data_ptr<float>(),
+                           own_rates.const_data_ptr<float>(), writes.const_data_ptr<float>(),
+                           reads.const_data_ptr<float>(), states.mutable_data_ptr<float>(),
+                           output.mutable_data_ptr<float>(), num_channels, state_size};
+  scan.run_all(sequences);
   return output;
 }
 

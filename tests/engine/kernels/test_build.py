@@ -1,12 +1,9 @@
-"""Kernels are found or compiled for this CPU; where that fails, there is one warning and torch does the work."""
+"""Kernels are compiled for a level, and not again while they are the same."""
 
 import logging
-import os
 import shlex
 import shutil
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -15,15 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from engine import kernels
-from engine.core.errors import ConfigError
 from engine.kernels import __main__ as prebuild
 from engine.kernels import build, cpu_features
-from engine.kernels.build import KernelBuildError, build_libraries, build_library, find_library, source_key
+from engine.kernels.build import KernelBuildError, build_libraries, build_library
 from engine.kernels.cpu_features import (
     GENERIC,
     levels_of,
-    supported_levels,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -41,25 +35,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Resets `load_kernels` as in a new process with an empty cache, which is returned; loading does nothing."""
-    for name in ("TWOSTEP_KERNELS", "TWOSTEP_ISA", "TWOSTEP_KERNEL_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TWOSTEP_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(kernels, "_load", lambda path: None)
-    monkeypatch.setattr(kernels, "load_kernels", kernels.load_kernels.__wrapped__)
-    return tmp_path / "cache"
-
-
-def make_library(level: cpu_features.IsaLevel, directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{level.name}-{source_key(level)}-000000000000.so"
-    path.touch()
-    return path
-
-
-# ---- Compiling ----
+def add_source(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(TINY.replace("answer", "question"))
 
 
 @needs_compiler
@@ -83,17 +61,34 @@ def test_simultaneous_compiles_all_succeed(sources: Path, tmp_path: Path) -> Non
 @needs_compiler
 def test_it_is_told_how_far_a_compile_is(sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    (sources / "other.cpp").write_text(TINY.replace("answer", "question"))
+    add_source(sources / "folder" / "other.cpp")
     build_library(GENERIC, tmp_path / "out")
-    assert caplog.messages[1:3] == [f"compiled {number} of 2 files for generic" for number in (1, 2)]
+    assert caplog.messages[1:3] == [f"compiled {number} of 2 parts for generic" for number in (1, 2)]
 
 
 @needs_compiler
-def test_sources_of_one_name_in_two_folders_are_both_in_the_library(sources: Path, tmp_path: Path) -> None:
-    (sources / "folder").mkdir()
-    (sources / "folder" / "tiny.cpp").write_text(TINY.replace("answer", "question"))
+@pytest.mark.parametrize("name", ["folder/tiny.cpp", "other.cpp"])
+def test_all_sources_are_in_the_library(sources: Path, tmp_path: Path, name: str) -> None:
+    add_source(sources / name)
     data = build_library(GENERIC, tmp_path / "out", extra_flags=["-fvisibility=default"]).read_bytes()
     assert b"twostep_answer" in data and b"twostep_question" in data
+
+
+@needs_compiler
+def test_sources_of_a_folder_are_compiled_as_one(sources: Path, tmp_path: Path) -> None:
+    """So a name that is declared in two of them is an error."""
+    for name in ("tiny.cpp", "other.cpp"):
+        (sources / name).write_text("namespace { [[maybe_unused]] int kNumber = 1; }\n")
+    with pytest.raises(KernelBuildError, match=r"redefinition of .*kNumber"):
+        build_library(GENERIC, tmp_path / "out")
+
+
+def test_what_takes_longest_is_compiled_first(sources: Path) -> None:
+    for name, size in (("binding", 1), ("small", 2), ("large", 3)):
+        add_source(sources / name / "a.cpp")
+        (sources / name / "a.h").write_text("// " + "a" * 100 * size)
+    names = [folder.name for folder in build._source_folders()]
+    assert names == ["binding", "large", "small", sources.name]
 
 
 class KilledError(BaseException):
@@ -104,7 +99,7 @@ class KilledError(BaseException):
 def test_a_compile_that_was_killed_goes_on_where_it_was(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (sources / "other.cpp").write_text(TINY.replace("answer", "question"))
+    add_source(sources / "folder" / "other.cpp")
     commands: list[str] = []
     run = build._run
 
@@ -119,8 +114,8 @@ def test_a_compile_that_was_killed_goes_on_where_it_was(
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         build_library(GENERIC, tmp_path / "out")
     (objects,) = (tmp_path / "out").iterdir()
-    (objects / "other.o").unlink()
-    (objects / "other.77.part").touch()
+    (objects / "kernels" / "folder.o").unlink()
+    (objects / "kernels" / "folder.77.part").touch()
     path = build_library(GENERIC, tmp_path / "out")
     assert [path] == list((tmp_path / "out").iterdir())
     assert len(commands) == 5 and "other.cpp" in commands[3] and "-shared" in commands[4]
@@ -233,118 +228,6 @@ def test_a_launcher_and_flags_belong_to_the_compiler(
         monkeypatch.setenv("CXX", f"env {compiler} -DANSWER={answer}")
         paths.add(build_library(GENERIC, tmp_path / "out"))
     assert len(paths) == 2
-
-
-# ---- Loading ----
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
-    )
-
-
-def test_importing_kernels_imports_no_torch() -> None:
-    result = run_python("import sys, engine.kernels, engine.kernels.build; sys.exit('torch' in sys.modules)")
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_kernels_bring_no_second_openmp_runtime() -> None:
-    code = """
-from engine.core.errors import ConfigError
-from engine.kernels import load_kernels
-if load_kernels() is None: raise SystemExit(77)
-print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.split()[-1].rsplit("/", 1)[-1]})
-"""
-    result = run_python(code)
-    if result.returncode == 77:
-        pytest.skip("no kernels")
-    assert result.returncode == 0 and len(result.stdout.split()) == 1, result.stderr + result.stdout
-
-
-def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
-    monkeypatch.setenv("TWOSTEP_KERNELS", "off")
-    assert kernels.load_kernels() is None and not fresh.exists()
-
-
-def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
-    monkeypatch.setenv("TWOSTEP_KERNELS", "of")
-    with pytest.raises(ConfigError, match="TWOSTEP_KERNELS must be on or off, got 'of'"):
-        kernels.load_kernels()
-
-
-def test_a_prebuilt_library_is_preferred_and_needs_no_compiler(
-    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TWOSTEP_KERNEL_PATH", str(tmp_path / "prebuilt"))
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    path = make_library(supported_levels()[0], tmp_path / "prebuilt")
-    make_library(supported_levels()[0], fresh)
-    assert kernels.load_kernels() == kernels.KernelInfo(supported_levels()[0].name, path)
-
-
-def test_a_library_of_the_wheel_needs_no_compiler(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_it(*_: object) -> Path:
-        raise AssertionError("there is no need to")
-
-    monkeypatch.setattr(build, "SHIPPED_DIR", tmp_path / "shipped")
-    monkeypatch.setattr(kernels, "build_library", compile_it)
-    path = make_library(supported_levels()[0], tmp_path / "shipped")
-    assert kernels.load_kernels() == kernels.KernelInfo(supported_levels()[0].name, path)
-
-
-def test_builds_of_one_torch_for_other_devices_share_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = set()
-    for version in ("2.13.0", "2.13.0+cpu", "2.13.0+cu130", "2.14.0"):
-        monkeypatch.setattr("torch.__version__", version)
-        keys.add(build.source_key(GENERIC))
-    assert len(keys) == 2
-
-
-def test_without_a_compiler_a_lower_level_will_do(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: [])
-    path = make_library(GENERIC, fresh)
-    assert kernels.load_kernels() == kernels.KernelInfo("generic", path)
-
-
-def test_a_library_of_other_sources_is_not_taken(fresh: Path, sources: Path) -> None:
-    make_library(GENERIC, fresh)
-    (sources / "tiny.cpp").write_text("// other")
-    assert find_library(GENERIC, fresh) is None
-
-
-def test_no_kernels_are_one_clear_warning(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: [])
-    assert kernels.load_kernels() is None
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "apt-get install g++" in warning and "much slower" in warning
-
-
-def test_a_lower_level_can_be_asked_for(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOSTEP_ISA", "generic")
-    monkeypatch.setenv("TWOSTEP_KERNEL_PATH", str(fresh))
-    for level in supported_levels():
-        make_library(level, fresh)
-    info = kernels.load_kernels()
-    assert info is not None and info.isa == "generic"
-
-
-def test_a_level_the_cpu_lacks_is_refused(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(kernels, "supported_levels", lambda: (GENERIC,))
-    monkeypatch.setenv("TWOSTEP_ISA", "amx")
-    assert kernels.load_kernels() is None and "this CPU supports generic" in caplog.text
-
-
-def test_a_level_that_there_is_not_is_no_fault_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
-    monkeypatch.setenv("TWOSTEP_ISA", "avx1024")
-    with pytest.raises(ConfigError, match=r"TWOSTEP_ISA: .*'avx1024': one of amx, avx512_bf16"):
-        kernels.load_kernels()
 
 
 # ---- The command ----
