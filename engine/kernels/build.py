@@ -43,6 +43,10 @@ _COMMON_FLAGS = (
 )  # fmt: skip
 
 
+_BINDING = "binding"
+"""The folder of sources that include torch's headers."""
+
+
 class KernelBuildError(Exception):
     """The kernels could not be compiled; the message says why and what to do."""
 
@@ -191,7 +195,7 @@ def _compile(
     `scratch`. What is there already is not compiled again."""
     folders = _source_folders()
     objects = {folder: (scratch / "kernels" / folder.relative_to(SOURCE_DIR)).with_suffix(".o") for folder in folders}
-    compile_flags = [*_level_flags(level), *extra_flags, f"-I{SOURCE_DIR}", *_torch_compile_flags()]
+    compile_flags = [*_level_flags(level), *extra_flags, f"-I{SOURCE_DIR}"]
     jobs = [
         workers.submit(_make, [*compiler, *compile_flags, *_as_one_source(folder)], target)
         for folder, target in objects.items()
@@ -213,14 +217,15 @@ def _source_folders() -> list[Path]:
     for source in [*SOURCE_DIR.rglob("*.cpp"), *SOURCE_DIR.rglob("*.h")]:
         sizes[source.parent] += source.stat().st_size
     folders = sorted({source.parent for source in SOURCE_DIR.rglob("*.cpp")})
-    return sorted(folders, key=lambda folder: (folder.name != "binding", -sizes[folder]))
+    return sorted(folders, key=lambda folder: (folder.name != _BINDING, -sizes[folder]))
 
 
 def _as_one_source(folder: Path) -> list[str]:
     """Arguments that compile a folder's sources as if they were one: most take less time than the headers that they
-    share."""
+    share. Torch's are there for the folder that binds to torch alone."""
     *others, last = map(str, sorted(folder.glob("*.cpp")))
-    return [*(argument for source in others for argument in ("-include", source)), "-c", last]
+    torch_flags = _torch_compile_flags() if folder.name == _BINDING else []
+    return [*torch_flags, *(argument for source in others for argument in ("-include", source)), "-c", last]
 
 
 def _make(command: Sequence[str], target: Path) -> None:
@@ -236,14 +241,13 @@ def _level_flags(level: IsaLevel) -> list[str]:
 
 
 def _torch_compile_flags() -> list[str]:
-    """Torch's headers as system headers (no warnings from them), and the C++ library ABI it was built with. The header
-    of all its operators, which takes longer than most kernels, is an error: each operator has its own."""
-    import torch
+    """Torch's headers as system headers (no warnings from them). That of all its operators, which takes longer than most
+    kernels, is an error: each operator has its own."""
     from torch.utils.cpp_extension import include_paths
 
     includes = [flag for path in include_paths() for flag in ("-isystem", path)]
     operators = ["-DAT_PER_OPERATOR_HEADERS", "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS"]
-    return [*includes, *operators, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    return [*includes, *operators]
 
 
 def _torch_link_flags() -> list[str]:

@@ -19,6 +19,7 @@
 
 #include "attention/quantized_amx.h"
 #include "base/amx_tiles.h"
+#include "base/bfloat16.h"
 
 namespace twostep::attention {
 
@@ -119,7 +120,7 @@ class AmxTiles {
   }
 
   // target[column] = the pair (even[column], odd[column]), zeros past the value's end and for an odd key that is not.
-  static void interleave(Plain<at::BFloat16>, const at::BFloat16* even, const at::BFloat16* odd, bool has_odd,
+  static void interleave(Plain<BFloat16>, const BFloat16* even, const BFloat16* odd, bool has_odd,
                          int64_t /*row_numbers*/, int64_t value_size, float* target) {
     const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);

@@ -28,6 +28,8 @@
 #include "attention/metadata.h"
 #include "attention/threads.h"
 #include "attention/vector.h"
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/hadamard.h"
 #include "base/operators.h"
 #include "base/tensor.h"
@@ -40,18 +42,18 @@ using namespace attention;
 
 void run_problem(const Problem<float, Plain<float>>& p) { run_all<VectorTiles<float, FloatWords>>(p); }
 
-void run_problem(const Problem<float, Plain<at::BFloat16>>& p) {
-  run_all<VectorTiles<float, WidenedWords, Plain<at::BFloat16>>>(p);
+void run_problem(const Problem<float, Plain<BFloat16>>& p) {
+  run_all<VectorTiles<float, WidenedWords, Plain<BFloat16>>>(p);
 }
 
-void run_problem(const Problem<at::BFloat16, Plain<at::BFloat16>>& p) {
+void run_problem(const Problem<BFloat16, Plain<BFloat16>>& p) {
 #if defined(__AMX_BF16__)
-  if (amx::is_granted()) return run_all<AmxTiles<at::BFloat16, Plain<at::BFloat16>>>(p);
-  run_all<VectorTiles<at::BFloat16, WidenedWords>>(p);  // Intel multiplies pairs at half the speed of float32
+  if (amx::is_granted()) return run_all<AmxTiles<BFloat16, Plain<BFloat16>>>(p);
+  run_all<VectorTiles<BFloat16, WidenedWords>>(p);  // Intel multiplies pairs at half the speed of float32
 #elif defined(__AVX512BF16__)
-  run_all<VectorTiles<at::BFloat16, PairWords>>(p);
+  run_all<VectorTiles<BFloat16, PairWords>>(p);
 #else
-  run_all<VectorTiles<at::BFloat16, WidenedWords>>(p);
+  run_all<VectorTiles<BFloat16, WidenedWords>>(p);
 #endif
 }
 
@@ -134,7 +136,7 @@ void attend_in(Plain<T>, const Call& call, const Tensor& query, const Tensor& ou
   if constexpr (std::is_same_v<Element, T> || std::is_same_v<Element, float>) {
     attend<Element, Plain<T>>(call, query, output);
   } else {
-    TORCH_CHECK(false, "a cache has no more bits than queries");
+    TWOSTEP_CHECK(false, "a cache has no more bits than queries");
   }
 }
 
@@ -151,14 +153,14 @@ Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tenso
                        const std::optional<Tensor>& sinks, const Buffer& out) {
   check_caches(key_cache, value_cache);
   check_metadata(block_tables, cu_seqlens_q, context_lens);
-  TORCH_CHECK(query.dim() == 3 && query.size(2) == num_numbers(key_cache), "query is [tokens, heads, head size]");
-  TORCH_CHECK(query.size(1) % key_cache.size(1) == 0, "query heads must be a multiple of kv heads");
+  TWOSTEP_CHECK(query.dim() == 3 && query.size(2) == num_numbers(key_cache), "query is [tokens, heads, head size]");
+  TWOSTEP_CHECK(query.size(1) % key_cache.size(1) == 0, "query heads must be a multiple of kv heads");
   check_numbers(block_tables, cu_seqlens_q, context_lens, query.size(0), key_cache.size(0), key_cache.size(2));
-  TORCH_CHECK(scaling > 0, "scaling must be positive");
-  TORCH_CHECK(!sliding_window || *sliding_window > 0, "sliding_window must be positive");
+  TWOSTEP_CHECK(scaling > 0, "scaling must be positive");
+  TWOSTEP_CHECK(!sliding_window || *sliding_window > 0, "sliding_window must be positive");
   const Tensor rows = query.stride(2) == 1 ? query : query.contiguous();
   const Tensor logits = sinks ? sinks->to(kFloat).contiguous() : Tensor();
-  TORCH_CHECK(!sinks || logits.numel() == query.size(1), "sinks is [heads]");
+  TWOSTEP_CHECK(!sinks || logits.numel() == query.size(1), "sinks is [heads]");
   const Tensor& output = out.get({query.size(0), query.size(1) * num_numbers(value_cache)}, query);
   const Call call{key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling, sliding_window, softcap,
                   sinks ? logits.const_data_ptr<float>() : nullptr};
@@ -166,8 +168,8 @@ Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tenso
     if (query.scalar_type() == kFloat) {
       attend_in<float>(format, call, rows, output);
     } else {
-      TORCH_CHECK(query.scalar_type() == kBFloat16, "paged_attention takes float32 or bfloat16");
-      attend_in<at::BFloat16>(format, call, rows, output);
+      TWOSTEP_CHECK(query.scalar_type() == kBFloat16, "paged_attention takes float32 or bfloat16");
+      attend_in<BFloat16>(format, call, rows, output);
     }
   });
   return output;

@@ -13,6 +13,8 @@
 
 #include "attention/metadata.h"
 #include "attention/vector.h"
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/scratch.h"
 #include "base/sizes.h"
@@ -160,12 +162,12 @@ void choose_all(const Index<Element>& index, const std::vector<Token>& tokens, i
 
 Tensor choose_slots(const Tensor& query, const Tensor& weights, const Tensor& index_keys, const Tensor& block_tables,
                     const Tensor& cu_seqlens_q, const Tensor& context_lens, int64_t num_chosen) {
-  TORCH_CHECK(query.dim() == 3 && weights.dim() == 2 && index_keys.dim() == 3 && index_keys.is_contiguous() &&
-                  query.size(2) == index_keys.size(2) && query.scalar_type() == index_keys.scalar_type(),
-              "query is [tokens, index heads, size], index keys are [blocks, block size, size], of the same type");
-  TORCH_CHECK(weights.scalar_type() == kFloat && weights.sizes() == query.sizes().slice(0, 2),
-              "weights are one float for each index head of each token");
-  TORCH_CHECK(num_chosen > 0, "num_chosen must be positive");
+  TWOSTEP_CHECK(query.dim() == 3 && weights.dim() == 2 && index_keys.dim() == 3 && index_keys.is_contiguous() &&
+                    query.size(2) == index_keys.size(2) && query.scalar_type() == index_keys.scalar_type(),
+                "query is [tokens, index heads, size], index keys are [blocks, block size, size], of the same type");
+  TWOSTEP_CHECK(weights.scalar_type() == kFloat && weights.sizes() == query.sizes().slice(0, 2),
+                "weights are one float for each index head of each token");
+  TWOSTEP_CHECK(num_chosen > 0, "num_chosen must be positive");
   const int64_t block_size = index_keys.size(1);
   check_metadata(block_tables, cu_seqlens_q, context_lens);
   check_numbers(block_tables, cu_seqlens_q, context_lens, query.size(0), index_keys.size(0), block_size);
@@ -181,8 +183,8 @@ Tensor choose_slots(const Tensor& query, const Tensor& weights, const Tensor& in
   if (query.scalar_type() == kFloat) {
     run(float());
   } else {
-    TORCH_CHECK(query.scalar_type() == kBFloat16, "index keys are float32 or bfloat16");
-    run(at::BFloat16());
+    TWOSTEP_CHECK(query.scalar_type() == kBFloat16, "index keys are float32 or bfloat16");
+    run(BFloat16());
   }
   return slots;
 }

@@ -12,9 +12,10 @@
 
 #include "attention/problem.h"
 #include "attention/quantized_rows.h"
+#include "base/bfloat16.h"
+#include "base/int_dot.h"
 #include "base/sizes.h"
 #include "base/vec.h"
-#include "base/int_dot.h"
 
 namespace twostep::attention {
 
@@ -60,11 +61,11 @@ struct WidenedWords {
 struct PairWords {
   static constexpr int kElementsPerWord = 2, kWordsPerStored = 1;
 
-  static void load_query(const at::BFloat16* source, int64_t size, float* target) {
+  static void load_query(const BFloat16* source, int64_t size, float* target) {
     std::memcpy(target, source, size * sizeof(source[0]));
   }
   static void load_query(const float* source, int64_t size, float* target) {
-    auto* halves = reinterpret_cast<at::BFloat16*>(target);
+    auto* halves = reinterpret_cast<BFloat16*>(target);
     for_each_vector(size,
                     [&](int64_t i, int64_t count) { store_upto(halves + i, count, load_upto(source + i, count)); });
   }

@@ -7,6 +7,8 @@
 
 #include "attention/caches.h"
 #include "attention/quantized_rows.h"
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/hadamard.h"
 #include "base/operators.h"
 #include "base/scratch.h"
@@ -56,14 +58,14 @@ void write_cache(Format format, const Tensor& source, const Tensor& cache, const
 }
 
 void write_rows(const Tensor& rows, const Tensor& cache, const int64_t* slots) {
-  TORCH_CHECK(rows.dim() == 3 && rows.size(1) == cache.size(1) && rows.size(2) == num_numbers(cache),
-              "keys and values are [tokens, kv heads, head size]");
+  TWOSTEP_CHECK(rows.dim() == 3 && rows.size(1) == cache.size(1) && rows.size(2) == num_numbers(cache),
+                "keys and values are [tokens, kv heads, head size]");
   const Tensor source = rows.stride(2) == 1 || rows.size(2) == 1 ? rows : rows.contiguous();
   with_format(cache, [&](auto format) {
     if (rows.scalar_type() == kFloat) return write_cache<float>(format, source, cache, slots);
-    TORCH_CHECK(rows.scalar_type() == kBFloat16, "keys and values are float32 or bfloat16");
-    TORCH_CHECK(cache.scalar_type() != kFloat, "keys or values differ from the cache in type");
-    write_cache<at::BFloat16>(format, source, cache, slots);
+    TWOSTEP_CHECK(rows.scalar_type() == kBFloat16, "keys and values are float32 or bfloat16");
+    TWOSTEP_CHECK(cache.scalar_type() != kFloat, "keys or values differ from the cache in type");
+    write_cache<BFloat16>(format, source, cache, slots);
   });
 }
 
@@ -72,13 +74,13 @@ void write_rows(const Tensor& rows, const Tensor& cache, const int64_t* slots) {
 void write_kv(const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
               const Tensor& slot_mapping) {
   check_caches(key_cache, value_cache);
-  TORCH_CHECK(slot_mapping.scalar_type() == kLong && slot_mapping.is_contiguous() &&
-                  slot_mapping.numel() == key.size(0) && slot_mapping.numel() == value.size(0),
-              "slot_mapping is one int64 per token");
+  TWOSTEP_CHECK(slot_mapping.scalar_type() == kLong && slot_mapping.is_contiguous() &&
+                    slot_mapping.numel() == key.size(0) && slot_mapping.numel() == value.size(0),
+                "slot_mapping is one int64 per token");
   const auto* slots = slot_mapping.const_data_ptr<int64_t>();
   const int64_t num_slots = key_cache.size(0) * key_cache.size(2);
-  TORCH_CHECK(std::all_of(slots, slots + key.size(0), [&](int64_t slot) { return 0 <= slot && slot < num_slots; }),
-              "a slot is out of range");
+  TWOSTEP_CHECK(std::all_of(slots, slots + key.size(0), [&](int64_t slot) { return 0 <= slot && slot < num_slots; }),
+                "a slot is out of range");
   write_rows(key, key_cache, slots);
   if (!are_values_in_keys(key_cache, value_cache)) write_rows(value, value_cache, slots);
 }

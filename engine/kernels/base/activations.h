@@ -2,11 +2,10 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cmath>
 #include <string_view>
 
+#include "base/check.h"
 #include "base/vec.h"
 
 namespace twostep {
@@ -67,14 +66,14 @@ enum class Activation { kNone, kSilu, kGeluTanh };
 
 inline Activation activation_named(std::string_view name) {
   if (name == "silu") return Activation::kSilu;
-  TORCH_CHECK(name == "gelu_tanh", "the activation ", name, " is not known");
+  TWOSTEP_CHECK(name == "gelu_tanh", "the activation ", name, " is not known");
   return Activation::kGeluTanh;
 }
 
 // Calls f.operator()<Op>() with the activation's function; it must not be kNone.
 template <class F>
 auto with_activation(Activation activation, const F& f) {
-  TORCH_INTERNAL_ASSERT(activation != Activation::kNone);
+  TWOSTEP_CHECK(activation != Activation::kNone, "no activation has nothing to apply");
   return activation == Activation::kSilu ? f.template operator()<Silu>() : f.template operator()<GeluTanh>();
 }
 

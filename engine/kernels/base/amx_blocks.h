@@ -2,14 +2,13 @@
 
 #pragma once
 
-#include <c10/util/SmallVector.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "base/amx_tiles.h"
 #include "base/prefetch.h"
 #include "base/runs.h"
+#include "base/small_vector.h"
 #include "base/thread_pool.h"
 
 namespace twostep::amx {
@@ -86,7 +85,7 @@ class GroupedBlocks {
   }
 
  private:
-  c10::SmallVector<Blocks, 1> blocks_;
+  SmallVector<Blocks, 1> blocks_;
   Runs numbers_;
 };
 

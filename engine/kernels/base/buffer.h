@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/array_ref.h"
 #include "base/tensor.h"
 
 namespace twostep {
@@ -18,7 +19,7 @@ class Buffer {
   explicit Buffer(Tensor tensor) : tensor_(std::move(tensor)) {}
 
   // Returns a tensor of unspecified content: the same one as before if the sizes are the same.
-  const Tensor& get(at::IntArrayRef sizes, const Tensor& like) const {
+  const Tensor& get(IntArrayRef sizes, const Tensor& like) const {
     if (!tensor_.defined() || tensor_.sizes() != sizes || tensor_.scalar_type() != like.scalar_type()) {
       tensor_ = new_empty(sizes, like.scalar_type());
     }

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include <c10/util/accumulate.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/array_ref.h"
 #include "base/sizes.h"
 #include "base/tensor.h"
 
@@ -70,8 +70,9 @@ class Pages {
   size_t left_ = 0;
 };
 
-inline Tensor zeros_in_huge_pages(at::IntArrayRef sizes, Dtype dtype) {
-  const size_t bytes = c10::multiply_integers(sizes) * element_size(dtype);
+inline Tensor zeros_in_huge_pages(IntArrayRef sizes, Dtype dtype) {
+  size_t bytes = element_size(dtype);
+  for (const int64_t size : sizes) bytes *= size;
   std::shared_ptr<uint8_t> memory = Pages::take(bytes);
   if (!memory) return new_empty(sizes, dtype).zero_();
   return over_memory(std::move(memory), sizes, dtype);

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "base/activations.h"
+#include "base/array_ref.h"
 #include "base/buffer.h"
 #include "base/tensor.h"
 
@@ -39,7 +38,7 @@ struct Share {
 };
 
 // Weights of one size in one loop over tasks: the first rows of x [T, K] are the first weight's share, and so on.
-using Shares = c10::ArrayRef<Share>;
+using Shares = ArrayRef<Share>;
 Tensor grouped_linear(const Tensor& x, Shares shares, int64_t n, Activation activation = Activation::kNone,
                       const Buffer& out = {});
 Tensor grouped_linear_int8(const Tensor& x, Shares shares, int64_t n, Activation activation = Activation::kNone,
@@ -72,7 +71,7 @@ Tensor linear_int8_wide_rows(const Tensor& x, const Tensor& packed, const std::o
 
 // Stored rows of a weight [N, K], in pieces of one kind each -> the packed weight; nothing where a panel would have
 // rows of several kinds. What is `for_integers` is multiplied by rows of integers.
-std::optional<Tensor> pack_blocks(const std::vector<Tensor>& pieces, at::IntArrayRef kinds, bool for_integers);
+std::optional<Tensor> pack_blocks(const std::vector<Tensor>& pieces, IntArrayRef kinds, bool for_integers);
 
 // Stored rows [N, bytes] of one kind -> their numbers [N, K] float32, those of a panel after the other.
 Tensor expand_blocks(const Tensor& stored, int64_t kind);

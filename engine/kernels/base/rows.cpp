@@ -1,12 +1,11 @@
 #include "base/rows.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
@@ -18,8 +17,8 @@ Tensor take_rows(const Tensor& table, const Tensor& numbers) {
   const int64_t rows = from.size(0), row_bytes = from.size(1) * from.element_size();
   const int64_t stride_bytes = from.stride(0) * from.element_size();
   const auto* number = which.const_data_ptr<int64_t>();
-  TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < rows; }),
-              "a row's number is out of range");
+  TWOSTEP_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < rows; }),
+                "a row's number is out of range");
   Tensor out = new_empty({which.numel(), from.size(1)}, from.scalar_type());
   if (row_bytes == 0) return out;
   const auto* source = static_cast<const char*>(from.const_data_ptr());
@@ -36,7 +35,7 @@ Tensor take_rows(const Tensor& table, const Tensor& numbers) {
 Tensor widened(const Tensor& x) {
   if (x.scalar_type() != kBFloat16) return x.to(kFloat);
   const Tensor from = x.contiguous(), out = new_empty(x.sizes(), kFloat);
-  const auto* source = from.const_data_ptr<at::BFloat16>();
+  const auto* source = from.const_data_ptr<BFloat16>();
   auto* target = out.mutable_data_ptr<float>();
   constexpr int64_t kGrain = 1 << 14;
   run_ranges(x.numel(), kGrain, [&](int64_t begin, int64_t end) {

@@ -2,11 +2,10 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/tensor.h"
 #include "base/vec.h"
@@ -24,13 +23,13 @@ template <class F>
 void with_element_of(const Tensor& tensor, const char* what, const F& f) {
   switch (tensor.scalar_type()) {
     case kFloat: return f(static_cast<float*>(nullptr));
-    case kBFloat16: return f(static_cast<at::BFloat16*>(nullptr));
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, what, " of ", tensor.scalar_type(), " are not implemented");
+    case kBFloat16: return f(static_cast<BFloat16*>(nullptr));
+    default: fail_not_implemented(what, " of ", tensor.scalar_type(), " are not implemented");
   }
 }
 
 inline Vec rounded_to(Vec v, const float*) { return v; }
-inline Vec rounded_to(Vec v, const at::BFloat16*) {
+inline Vec rounded_to(Vec v, const BFloat16*) {
   return each_part([&](int i) { return rounded_to_bfloat16(v.part[i]); });
 }
 

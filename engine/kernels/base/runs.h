@@ -2,10 +2,10 @@
 
 #pragma once
 
-#include <c10/util/SmallVector.h>
-
 #include <algorithm>
 #include <cstdint>
+
+#include "base/small_vector.h"
 
 namespace twostep {
 
@@ -28,7 +28,7 @@ class Runs {
   }
 
  private:
-  c10::SmallVector<int64_t, 8> ends_;
+  SmallVector<int64_t, 8> ends_;
 };
 
 }  // namespace twostep

@@ -3,17 +3,16 @@
 
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <iosfwd>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "base/array_ref.h"
+#include "base/bfloat16.h"
 
 namespace at {
 class Tensor;
@@ -27,7 +26,7 @@ enum class Dtype : int8_t {
 };
 using enum Dtype;
 
-std::ostream& operator<<(std::ostream& out, Dtype dtype);
+std::string text_of(Dtype dtype);
 
 // The type of a tensor's numbers that are such in C++.
 template <class Element>
@@ -40,7 +39,7 @@ consteval Dtype dtype_of() {
   if (is_same_v<Element, float>) return kFloat;
   if (is_same_v<Element, double>) return kDouble;
   if (is_same_v<Element, bool>) return kBool;
-  if (is_same_v<Element, at::BFloat16>) return kBFloat16;
+  if (is_same_v<Element, BFloat16>) return kBFloat16;
   throw "no tensor has such numbers";
 }
 
@@ -75,8 +74,8 @@ class Tensor {
   int64_t numel() const { return layout_.numel; }
   int64_t size(int64_t dim) const { return layout_.sizes[place_of(dim)]; }
   int64_t stride(int64_t dim) const { return layout_.strides[place_of(dim)]; }
-  at::IntArrayRef sizes() const { return {layout_.sizes, static_cast<size_t>(layout_.dim)}; }
-  at::IntArrayRef strides() const { return {layout_.strides, static_cast<size_t>(layout_.dim)}; }
+  IntArrayRef sizes() const { return {layout_.sizes, static_cast<size_t>(layout_.dim)}; }
+  IntArrayRef strides() const { return {layout_.strides, static_cast<size_t>(layout_.dim)}; }
   int64_t element_size() const { return layout_.element_size; }
   Dtype scalar_type() const { return layout_.dtype; }
   bool is_contiguous() const { return layout_.is_contiguous; }
@@ -100,13 +99,13 @@ class Tensor {
   Tensor contiguous() const { return is_contiguous() ? *this : contiguous_clone(); }
   Tensor flatten(int64_t first_dim) const;
   Tensor narrow(int64_t dim, int64_t first, int64_t count) const;
-  Tensor reshape(at::IntArrayRef sizes) const;
+  Tensor reshape(IntArrayRef sizes) const;
   Tensor select(int64_t dim, int64_t index) const;
   Tensor squeeze(int64_t dim) const;
   Tensor to(Dtype dtype) const;
   Tensor transpose(int64_t one, int64_t other) const;
   Tensor unsqueeze(int64_t dim) const;
-  Tensor view(at::IntArrayRef sizes) const;
+  Tensor view(IntArrayRef sizes) const;
   Tensor view(Dtype dtype) const;
   std::vector<Tensor> unbind() const;
 
@@ -153,12 +152,12 @@ class Tensor {
 int64_t element_size(Dtype dtype);  // in bytes
 
 // Returns a contiguous tensor of unspecified content.
-Tensor new_empty(at::IntArrayRef sizes, Dtype dtype);
+Tensor new_empty(IntArrayRef sizes, Dtype dtype);
 
 // Returns one of the sizes and the dtype of another.
 inline Tensor new_empty_like(const Tensor& tensor) { return new_empty(tensor.sizes(), tensor.scalar_type()); }
 
 // Returns a tensor over memory, which it keeps.
-Tensor over_memory(std::shared_ptr<void> memory, at::IntArrayRef sizes, Dtype dtype);
+Tensor over_memory(std::shared_ptr<void> memory, IntArrayRef sizes, Dtype dtype);
 
 }  // namespace twostep

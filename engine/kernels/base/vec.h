@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
-
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -18,6 +16,8 @@
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
+
+#include "base/bfloat16.h"
 
 namespace twostep {
 
@@ -112,7 +112,7 @@ inline PartF widened(PartH halves) {
 #endif
   return (PartF)(words << 16);
 }
-inline Vec load(const at::BFloat16* source) {
+inline Vec load(const BFloat16* source) {
   return each_part([&](int i) {
     PartH halves;
     std::memcpy(&halves, source + i * kPartLanes, sizeof(halves));
@@ -143,7 +143,7 @@ inline PartU rounded_bits(PartF x) {
 inline PartH rounded_to_halves(PartF x) { return __builtin_convertvector(rounded_bits(x) >> 16, PartH); }
 inline PartF rounded_to_bfloat16(PartF x) { return (PartF)(rounded_bits(x) & 0xffff0000u); }
 #endif
-inline void store(at::BFloat16* target, Vec v) {
+inline void store(BFloat16* target, Vec v) {
   unroll<kParts>([&](auto i) {
     const PartH halves = rounded_to_halves(v.part[i]);
     std::memcpy(target + i * kPartLanes, &halves, sizeof(halves));

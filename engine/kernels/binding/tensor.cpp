@@ -14,16 +14,21 @@
 
 namespace twostep {
 
+void raise(const std::string& message) { TORCH_CHECK(false, message); }
+void raise_not_implemented(const std::string& message) { TORCH_CHECK_NOT_IMPLEMENTED(false, message); }
+
 namespace {
 
 static_assert(sizeof(at::Tensor) == sizeof(void*));
 
 constexpr at::ScalarType torch_of(Dtype dtype) { return static_cast<at::ScalarType>(dtype); }
 const at::Tensor& torch_of(const Tensor& tensor) { return tensor; }
+at::IntArrayRef torch_of(IntArrayRef sizes) { return {sizes.data(), sizes.size()}; }
 
 template <class... Element>
 constexpr bool kAreTorchs = ((torch_of(dtype_of<Element>()) == c10::CppTypeToScalarType<Element>::value) && ...);
-static_assert(kAreTorchs<uint8_t, int8_t, int32_t, int64_t, float, double, bool, at::BFloat16>);
+static_assert(kBFloat16 == static_cast<Dtype>(at::kBFloat16) && sizeof(BFloat16) == sizeof(at::BFloat16));
+static_assert(kAreTorchs<uint8_t, int8_t, int32_t, int64_t, float, double, bool>);
 
 }  // namespace
 
@@ -52,28 +57,26 @@ void Tensor::hold_that_of(const Tensor& other) noexcept { new (held_.bytes) at::
 
 void Tensor::release() noexcept { std::launder(reinterpret_cast<at::Tensor*>(held_.bytes))->~Tensor(); }
 
-void Tensor::raise_type(Dtype wanted) const {
-  TORCH_CHECK(false, "expected numbers of type ", wanted, ", not ", scalar_type());
-}
+void Tensor::raise_type(Dtype wanted) const { fail("expected numbers of type ", wanted, ", not ", scalar_type()); }
 
 void Tensor::raise_dim(int64_t dim) const {
   TORCH_CHECK_INDEX(false, "dimension ", dim, " is out of range for a tensor of ", layout_.dim);
 }
 
-std::ostream& operator<<(std::ostream& out, Dtype dtype) { return out << torch_of(dtype); }
+std::string text_of(Dtype dtype) { return c10::toString(torch_of(dtype)); }
 
 Tensor Tensor::operator[](int64_t index) const { return torch_of(*this)[index]; }
 Tensor Tensor::flatten(int64_t first_dim) const { return torch_of(*this).flatten(first_dim); }
 Tensor Tensor::narrow(int64_t dim, int64_t first, int64_t count) const {
   return torch_of(*this).narrow(dim, first, count);
 }
-Tensor Tensor::reshape(at::IntArrayRef sizes) const { return torch_of(*this).reshape(sizes); }
+Tensor Tensor::reshape(IntArrayRef sizes) const { return torch_of(*this).reshape(torch_of(sizes)); }
 Tensor Tensor::select(int64_t dim, int64_t index) const { return torch_of(*this).select(dim, index); }
 Tensor Tensor::squeeze(int64_t dim) const { return torch_of(*this).squeeze(dim); }
 Tensor Tensor::to(Dtype dtype) const { return torch_of(*this).to(torch_of(dtype)); }
 Tensor Tensor::transpose(int64_t one, int64_t other) const { return torch_of(*this).transpose(one, other); }
 Tensor Tensor::unsqueeze(int64_t dim) const { return torch_of(*this).unsqueeze(dim); }
-Tensor Tensor::view(at::IntArrayRef sizes) const { return torch_of(*this).view(sizes); }
+Tensor Tensor::view(IntArrayRef sizes) const { return torch_of(*this).view(torch_of(sizes)); }
 Tensor Tensor::view(Dtype dtype) const { return torch_of(*this).view(torch_of(dtype)); }
 
 std::vector<Tensor> Tensor::unbind() const {
@@ -97,11 +100,11 @@ const Tensor& Tensor::zero_() const {
 
 int64_t element_size(Dtype dtype) { return static_cast<int64_t>(c10::elementSize(torch_of(dtype))); }
 
-Tensor new_empty(at::IntArrayRef sizes, Dtype dtype) { return at::empty(sizes, torch_of(dtype)); }
+Tensor new_empty(IntArrayRef sizes, Dtype dtype) { return at::empty(torch_of(sizes), torch_of(dtype)); }
 
-Tensor over_memory(std::shared_ptr<void> memory, at::IntArrayRef sizes, Dtype dtype) {
+Tensor over_memory(std::shared_ptr<void> memory, IntArrayRef sizes, Dtype dtype) {
   void* const data = memory.get();
-  return at::from_blob(data, sizes, [memory = std::move(memory)](void*) {}, torch_of(dtype));
+  return at::from_blob(data, torch_of(sizes), [memory = std::move(memory)](void*) {}, torch_of(dtype));
 }
 
 int64_t allowed_threads() { return at::get_num_threads(); }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/array_ref.h"
 #include "base/ref.h"
 #include "base/tensor.h"
 
@@ -39,6 +40,12 @@ struct InTorch<Tensor> {
   using Type = at::Tensor;
   static Tensor from(const Type& value) { return value; }
   static const Type& to(const Tensor& value) { return value; }
+};
+
+template <>
+struct InTorch<IntArrayRef> {
+  using Type = at::IntArrayRef;
+  static IntArrayRef from(Type value) { return value; }
 };
 
 template <class T>

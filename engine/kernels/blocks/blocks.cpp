@@ -1,12 +1,12 @@
 // The operators of weights that stay in the blocks of a file, but for their product, which is that of `linear`.
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "base/array_ref.h"
+#include "base/check.h"
 #include "base/huge_pages.h"
 #include "base/operators.h"
 #include "base/tensor.h"
@@ -98,13 +98,13 @@ int64_t numbers_of(int64_t kind, int64_t row_bytes) {
   return numbers;
 }
 
-std::vector<StoredRow> rows_of(const std::vector<Tensor>& pieces, at::IntArrayRef kinds, int64_t k) {
+std::vector<StoredRow> rows_of(const std::vector<Tensor>& pieces, IntArrayRef kinds, int64_t k) {
   std::vector<StoredRow> rows;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Tensor& piece = pieces[i];
-    TORCH_CHECK(piece.dim() == 2 && piece.scalar_type() == kByte && piece.stride(1) == 1,
-                "stored rows are matrices of bytes");
-    TORCH_CHECK(numbers_of(kinds[i], piece.size(1)) == k && k > 0, "stored rows have no whole blocks, or differ");
+    TWOSTEP_CHECK(piece.dim() == 2 && piece.scalar_type() == kByte && piece.stride(1) == 1,
+                  "stored rows are matrices of bytes");
+    TWOSTEP_CHECK(numbers_of(kinds[i], piece.size(1)) == k && k > 0, "stored rows have no whole blocks, or differ");
     for (int64_t row = 0; row < piece.size(0); ++row) {
       rows.push_back({piece.const_data_ptr<uint8_t>() + row * piece.stride(0), kinds[i]});
     }
@@ -141,8 +141,8 @@ void expand_row(const Header& header, int64_t row, float* to) {
 
 }  // namespace
 
-std::optional<Tensor> pack_blocks(const std::vector<Tensor>& pieces, at::IntArrayRef kinds, bool for_integers) {
-  TORCH_CHECK(!pieces.empty() && pieces.size() == kinds.size(), "each piece has a kind");
+std::optional<Tensor> pack_blocks(const std::vector<Tensor>& pieces, IntArrayRef kinds, bool for_integers) {
+  TWOSTEP_CHECK(!pieces.empty() && pieces.size() == kinds.size(), "each piece has a kind");
   const int64_t k = numbers_of(kinds[0], pieces[0].size(-1));
   const std::vector<StoredRow> rows = rows_of(pieces, kinds, k);
   const int64_t n = rows.size(), num_panels = divide_up(n, kColumns);
@@ -191,11 +191,11 @@ Tensor expand_blocks(const Tensor& stored, int64_t kind) {
 
 Tensor take_block_rows(const Tensor& packed, const Tensor& numbers) {
   const Header& header = header_of(packed.const_data_ptr());
-  TORCH_CHECK(is_packed(packed, header.n, header.k), "the weight is not packed in blocks");
+  TWOSTEP_CHECK(is_packed(packed, header.n, header.k), "the weight is not packed in blocks");
   const Tensor which = numbers.contiguous();
   const auto* number = which.const_data_ptr<int64_t>();
-  TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < header.n; }),
-              "a row's number is out of range");
+  TWOSTEP_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < header.n; }),
+                "a row's number is out of range");
   Tensor out = new_empty({which.numel(), header.k}, kFloat);
   auto* to = out.mutable_data_ptr<float>();
   run_tasks(which.numel(), which.numel() == 1,

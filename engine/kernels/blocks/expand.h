@@ -4,13 +4,12 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-#include <c10/util/Half.h>
-
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "base/array_ref.h"
+#include "base/check.h"
 #include "base/vec.h"
 #include "blocks/layout.h"
 
@@ -69,7 +68,10 @@ inline void expand_codes(const uint8_t* __restrict low, uint8_t* __restrict to) 
 inline float number_of_half(const uint8_t* bytes) {
   uint16_t half;
   std::memcpy(&half, bytes, sizeof(half));
-  return c10::detail::fp16_ieee_to_fp32_value(half);
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, rest = half & 0x7fff;
+  if (rest >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000 | rest << 13);  // infinite, or not a number
+  // A half's exponent is read as that of a float32, whose bias is 112 larger; denormal halves become normal by that.
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(std::bit_cast<float>(rest << 13) * 0x1p112f));
 }
 
 inline PartF load_halves(const uint8_t* bytes) {
@@ -183,7 +185,7 @@ struct Reader {
 
 inline Reader reader_of(int64_t kind) {
   Reader reader{};
-  TORCH_CHECK(with_kind(kind, [&]<class Kind>() { reader = Reader::of<Kind>(); }), "blocks of kind ", kind);
+  TWOSTEP_CHECK(with_kind(kind, [&]<class Kind>() { reader = Reader::of<Kind>(); }), "blocks of kind ", kind);
   return reader;
 }
 

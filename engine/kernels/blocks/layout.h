@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/array_ref.h"
 #include "base/prefetch.h"
 #include "base/sizes.h"
 #include "base/tensor.h"

@@ -9,7 +9,6 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/bfloat16.h"
 #include "base/huge_pages.h"
 #include "base/prefetch.h"
 #include "base/tensor.h"
@@ -28,7 +28,6 @@
 
 namespace twostep::exponents {
 
-using at::BFloat16;
 
 constexpr int64_t kQuarters = 4, kUnit = kQuarters * Expanded::kNumbers;  // numbers of a unit
 constexpr int64_t kCodesAt = 8, kUnitBytes = 11 * kLineBytes;             // the line in which codes begin
@@ -172,7 +171,7 @@ class PanelCoder {
       const int64_t place = i % kUnit;
       uint8_t* unit = to + i / kUnit * kUnitBytes;
       if (place == 0) starts[i / kUnit] = listed;
-      const uint16_t number = numbers[i / kUnit * kUnit + number_at(place)].x;
+      const uint16_t number = numbers[i / kUnit * kUnit + number_at(place)].bits;
       const uint8_t exponent = exponent_of(number), code = codes_[exponent];
       unit[place] = (number & 127) << 1 | number >> 15;
       put_code(unit + kCodesAt * kLineBytes + place % kLineBytes, place / kLineBytes, code);

@@ -9,7 +9,6 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/bfloat16.h"
 #include "base/huge_pages.h"
 #include "base/prefetch.h"
 #include "base/tensor.h"
@@ -27,7 +27,6 @@
 
 namespace twostep::high_bytes {
 
-using at::BFloat16;
 
 constexpr int64_t kUnit = Expanded::kNumbers, kCodeBytes = kUnit / 2;  // numbers of a unit, bytes of its codes
 constexpr int64_t kUnitBytes = kCodeBytes + kUnit;
@@ -166,7 +165,7 @@ class PanelCoder {
     Exception* exception = header.exceptions;
     for (size_t unit = 0; unit < numbers.size(); unit += kUnit, units += kUnitBytes) {
       for (int64_t i = 0; i < kUnit; ++i) {
-        const uint16_t number = numbers[unit + i].x;
+        const uint16_t number = numbers[unit + i].bits;
         const uint8_t code = codes_[number >> 8];
         if (code == kNoCode) *exception++ = Exception(unit + i) << 8 | number >> 8;
         const auto [low_at, code_at, shift] = place_of(i);

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/bfloat16.h"
 #include "base/prefetch.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
@@ -29,7 +29,7 @@ constexpr int kExpandedVectors = 2;
 #endif
 
 struct Expanded {
-  static constexpr int64_t kBytes = kExpandedVectors * sizeof(ByteVector), kNumbers = kBytes / sizeof(at::BFloat16);
+  static constexpr int64_t kBytes = kExpandedVectors * sizeof(ByteVector), kNumbers = kBytes / sizeof(BFloat16);
 
   ByteVector vectors[kExpandedVectors];
 
@@ -55,12 +55,12 @@ template <class PanelCoder, class ByteOf>
 std::vector<std::optional<PanelCoder>> coders_of(const Tensor& weight, int64_t columns, int64_t size,
                                                  const ByteOf& byte_of) {
   const int64_t n = weight.size(0), k = weight.size(1);
-  const at::BFloat16* numbers = weight.const_data_ptr<at::BFloat16>();
+  const BFloat16* numbers = weight.const_data_ptr<BFloat16>();
   std::vector<std::optional<PanelCoder>> coders(divide_up(n, columns));
   run_tasks(coders.size(), false, [&](int64_t panel) {
     const int64_t begin = panel * columns * k, end = std::min((panel + 1) * columns, n) * k;
     Frequencies frequencies{};
-    for (int64_t i = begin; i < end; ++i) ++frequencies[byte_of(numbers[i].x)];
+    for (int64_t i = begin; i < end; ++i) ++frequencies[byte_of(numbers[i].bits)];
     frequencies[0] += size - (end - begin);
     coders[panel].emplace(frequencies);
   });

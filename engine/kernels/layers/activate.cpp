@@ -1,11 +1,10 @@
 // Activations of MLPs without a gate, in the place of their rows. Results are rounded wherever the modules of
 // transformers round, and each depends on its own number alone.
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 
 #include "base/activations.h"
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/rows.h"
 #include "base/tensor.h"
@@ -19,7 +18,7 @@ constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thre
 // Replaces each vector v of a contiguous tensor by f(v, element), with a null pointer of the element type.
 template <class F>
 void map_in_place(const Tensor& x, const F& f) {
-  TORCH_CHECK(x.is_contiguous(), "rows that are activated must be contiguous");
+  TWOSTEP_CHECK(x.is_contiguous(), "rows that are activated must be contiguous");
   with_element_of(x, "activations in place", [&]<class Element>(Element* element) {
     auto* data = x.mutable_data_ptr<Element>();
     run_ranges(x.numel(), kGrain, [&](int64_t begin, int64_t end) {

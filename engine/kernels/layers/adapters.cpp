@@ -1,13 +1,13 @@
 #include "layers/adapters.h"
 
-#include <c10/util/BFloat16.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "base/array_ref.h"
+#include "base/bfloat16.h"
 #include "base/operators.h"
 #include "base/rows.h"
 #include "base/thread_pool.h"
@@ -50,7 +50,7 @@ AdaptedColumns::AdaptedColumns(const Tensor& columns) : columns_(columns.contigu
 }
 
 template <class Element>
-void AdaptedColumns::add_to(const Tensor& out, c10::ArrayRef<int64_t> numbers, const Tensor& added) const {
+void AdaptedColumns::add_to(const Tensor& out, ArrayRef<int64_t> numbers, const Tensor& added) const {
   constexpr int64_t kGrain = 1 << 14;  // numbers
   const auto* terms = added.const_data_ptr<Element>();
   auto* sums = out.mutable_data_ptr<Element>();
@@ -68,7 +68,7 @@ void AdaptedColumns::add_to(const Tensor& out, c10::ArrayRef<int64_t> numbers, c
   });
 }
 
-void AdaptedColumns::add(const Tensor& x, const Tensor& out, int64_t adapter, c10::ArrayRef<int64_t> rows) const {
+void AdaptedColumns::add(const Tensor& x, const Tensor& out, int64_t adapter, ArrayRef<int64_t> rows) const {
   const Factors& factors = factors_.at(adapter);
   const auto count = static_cast<int64_t>(rows.size());
   const Tensor which = over_memory({std::shared_ptr<void>(), const_cast<int64_t*>(rows.data())}, {count}, kLong);
@@ -77,7 +77,7 @@ void AdaptedColumns::add(const Tensor& x, const Tensor& out, int64_t adapter, c1
   if (out.scalar_type() == kFloat) {
     add_to<float>(out, rows, added);
   } else {
-    add_to<at::BFloat16>(out, rows, added);
+    add_to<BFloat16>(out, rows, added);
   }
 }
 
@@ -89,11 +89,11 @@ void add_adapted(const std::vector<AdaptedColumns>& adapted, const Tensor& x, co
   struct Piece {
     const AdaptedColumns* columns;
     int64_t adapter;
-    c10::ArrayRef<int64_t> rows;
+    ArrayRef<int64_t> rows;
   };
   std::vector<Piece> pieces;
   for (const auto& group : rows.groups()) {
-    const c10::ArrayRef<int64_t> all(group.rows);
+    const ArrayRef<int64_t> all(group.rows);
     const auto count = static_cast<int64_t>(all.size());
     const int64_t most = std::clamp(divide_up(count, allowed_threads()), kFew, kMany);
     for (const AdaptedColumns& columns : adapted) {

@@ -5,14 +5,13 @@
 
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/array_ref.h"
 #include "base/tensor.h"
 
 namespace twostep {
@@ -62,7 +61,7 @@ class AdaptedColumns {
   bool has(int64_t adapter) const { return factors_.contains(adapter); }
 
   // x [T, K], out [T, columns of all]; the rows of these numbers have the adapter.
-  void add(const Tensor& x, const Tensor& out, int64_t adapter, c10::ArrayRef<int64_t> rows) const;
+  void add(const Tensor& x, const Tensor& out, int64_t adapter, ArrayRef<int64_t> rows) const;
 
  private:
   struct Factors {
@@ -74,7 +73,7 @@ class AdaptedColumns {
   };
 
   template <class Element>
-  void add_to(const Tensor& out, c10::ArrayRef<int64_t> numbers, const Tensor& added) const;
+  void add_to(const Tensor& out, ArrayRef<int64_t> numbers, const Tensor& added) const;
 
   Tensor columns_;
   std::vector<Run> runs_;

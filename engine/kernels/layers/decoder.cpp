@@ -1,7 +1,5 @@
 #include "layers/decoder.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -9,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/rows.h"
 #include "base/tensor.h"
@@ -70,7 +69,7 @@ Ref<Layer> layer_of(std::optional<Ref<BeforeAttention>> heads, std::optional<Ref
                     Ref<AfterAttention> after, Tensor keys, Tensor values, int64_t group, double scaling,
                     std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks,
                     int64_t rotation, std::optional<int64_t> source) {
-  TORCH_CHECK(heads.has_value() != latents.has_value(), "a layer has attention of one kind");
+  TWOSTEP_CHECK(heads.has_value() != latents.has_value(), "a layer has attention of one kind");
   const Ref<Attention> before = heads ? Ref<Attention>(*heads) : Ref<Attention>(*latents);
   return std::make_shared<Layer>(before, std::move(after), std::move(keys), std::move(values), group, scaling,
                                  sliding_window, softcap, std::move(sinks), rotation, source);
@@ -85,10 +84,10 @@ Decoder::Decoder(Tensor embedding, ranks::OptionalGather embedding_columns, std:
   for (const auto& each : rotations) this->rotations.push_back(each->of(dtype));
   for (size_t i = 0; i < this->layers.size(); ++i) {
     const Layer& layer = *this->layers[i];
-    TORCH_CHECK(layer.rotation < rotations.size(), "a layer takes one of ", rotations.size(), " rotations");
+    TWOSTEP_CHECK(layer.rotation < rotations.size(), "a layer takes one of ", rotations.size(), " rotations");
     const bool takes_others = layer.before->takes_keys_of_others();
-    TORCH_CHECK(layer.source.has_value() == takes_others && layer.source.value_or(-1) < static_cast<int64_t>(i),
-                "a layer has keys of its own, or those of one before it");
+    TWOSTEP_CHECK(layer.source.has_value() == takes_others && layer.source.value_or(-1) < static_cast<int64_t>(i),
+                  "a layer has keys of its own, or those of one before it");
     if (layer.source) lends[*layer.source] = true;
     else last_with_keys = i;
   }

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/tensor.h"
 #include "layers/attention.h"
@@ -28,7 +27,7 @@ enum class Values { kProjected, kOfKeys, kOfAnotherLayer };
 inline Values values_named(const std::string& name) {
   if (name == "projected") return Values::kProjected;
   if (name == "of keys") return Values::kOfKeys;
-  TORCH_CHECK(name == "of another layer", "values ", name, " are not known");
+  TWOSTEP_CHECK(name == "of another layer", "values ", name, " are not known");
   return Values::kOfAnotherLayer;
 }
 
@@ -49,9 +48,9 @@ struct BeforeAttention : Attention {
         values(values_named(values)), in_pairs(in_pairs), norms_last(norms_last), is_gated(is_gated) {
     const auto is_centered = [](const auto& norm) { return norm && (*norm)->is_centered; };
     const bool are_centered = is_centered(this->query_norm);
-    TORCH_CHECK(are_centered == is_centered(this->key_norm), "norms of queries and keys are of one kind");
-    TORCH_CHECK(!are_centered || (!norms_last && this->values == Values::kProjected),
-                "heads that have layer norms have them first, and values of their own");
+    TWOSTEP_CHECK(are_centered == is_centered(this->key_norm), "norms of queries and keys are of one kind");
+    TWOSTEP_CHECK(!are_centered || (!norms_last && this->values == Values::kProjected),
+                  "heads that have layer norms have them first, and values of their own");
   }
 
   bool takes_keys_of_others() const override { return values == Values::kOfAnotherLayer; }
@@ -174,9 +173,9 @@ inline Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, Optiona
                                               OptionalNorm attention_norm, OptionalNorm feed_forward_norm,
                                               std::optional<double> multiplier, bool is_parallel, bool adds_first,
                                               OptionalEnd end) {
-  TORCH_CHECK(mlp.has_value() != mixture.has_value(), "a layer has an MLP or a mixture");
-  TORCH_CHECK(norm || !is_parallel, "a layer whose parts are parallel has a norm");
-  TORCH_CHECK(is_parallel || !adds_first, "only what parallel parts make is added first");
+  TWOSTEP_CHECK(mlp.has_value() != mixture.has_value(), "a layer has an MLP or a mixture");
+  TWOSTEP_CHECK(norm || !is_parallel, "a layer whose parts are parallel has a norm");
+  TWOSTEP_CHECK(is_parallel || !adds_first, "only what parallel parts make is added first");
   const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);
   return std::make_shared<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward,
                                           std::move(attention_norm), std::move(feed_forward_norm), multiplier,

@@ -4,15 +4,14 @@
 // differ in the last bit: an activation then depends on how many rows are computed at once. Here every element goes
 // through the same instructions.
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
+#include "layers/elementwise.h"
 
 #include <cmath>
 #include <string_view>
 
-#include "layers/elementwise.h"
-
 #include "base/activations.h"
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
 
@@ -49,9 +48,9 @@ void map_into(const Tensor& input, Tensor& output) {
   const Tensor source = input.contiguous();
   switch (input.scalar_type()) {
     case kFloat: return run_all<Op, float>(source, output);
-    case kBFloat16: return run_all<Op, at::BFloat16>(source, output);
+    case kBFloat16: return run_all<Op, BFloat16>(source, output);
     case kDouble: return run_all<Op, double>(source, output);
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "activation of ", input.scalar_type(), " is not implemented");
+    default: fail_not_implemented("activation of ", input.scalar_type(), " is not implemented");
   }
 }
 

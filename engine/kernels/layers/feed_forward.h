@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/tensor.h"
 #include "layers/elementwise.h"
 #include "layers/modules.h"
@@ -51,8 +50,8 @@ struct Mlp : FeedForward {
       : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation),
         gate(is_gated ? activation_named(activation) : Activation::kNone), numbers(std::move(numbers)) {
     const bool is_known = is_gated || std::find(kPlain.begin(), kPlain.end(), activation) != kPlain.end();
-    TORCH_CHECK(is_known, "the activation ", activation, " is not known");
-    TORCH_CHECK(this->numbers.size() == (activation == "xielu" ? 4 : 0), "only xIELU has numbers, four of them");
+    TWOSTEP_CHECK(is_known, "the activation ", activation, " is not known");
+    TWOSTEP_CHECK(this->numbers.size() == (activation == "xielu" ? 4 : 0), "only xIELU has numbers, four of them");
   }
 
   Tensor operator()(const Tensor&, const Tensor& normed, const Workspace& work,
@@ -126,7 +125,7 @@ struct Mixture : FeedForward {
       : router(std::move(router)), experts(std::move(experts)), shared(std::move(shared)),
         shared_gate(std::move(shared_gate)), norms(std::move(norms)), weighs_rows(weighs_rows),
         factor(factor) {
-    TORCH_CHECK(!weighs_rows || this->router->num_chosen == 1, "rows that are weighed are one expert's each");
+    TWOSTEP_CHECK(!weighs_rows || this->router->num_chosen == 1, "rows that are weighed are one expert's each");
   }
 
   Tensor operator()(const Tensor& x, const Tensor& normed, const Workspace& work,

@@ -4,8 +4,6 @@
 // for bit, what they compute, except for what rounding makes zero (rounded_to_halves in vec.h). That sum has an order
 // of its own: sixteen lanes, folded at the end. Every row is computed by itself.
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -14,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/rows.h"
 #include "base/tensor.h"
@@ -63,17 +62,18 @@ void normalize_centered(const Element* x, const float* weight, const float* bias
 
 void check_weight(const Tensor& weight, const Tensor& like, int64_t size) {
   const bool has_dtype = weight.scalar_type() == like.scalar_type() || weight.scalar_type() == kFloat;
-  TORCH_CHECK(has_dtype && weight.is_contiguous() && weight.numel() == size,
-              "a norm's weight must be contiguous, of the rows' dtype or float32, with ", size, " elements");
-  TORCH_CHECK(size > 0, "rows of a norm must not be empty");
+  TWOSTEP_CHECK(has_dtype && weight.is_contiguous() && weight.numel() == size,
+                "a norm's weight must be contiguous, of the rows' dtype or float32, with ", size, " elements");
+  TWOSTEP_CHECK(size > 0, "rows of a norm must not be empty");
 }
 
 void check_rotation(const Tensor& angles, const Tensor& qkv, int64_t rows, int64_t head_size) {
   const int64_t width = angles.size(-1);
   const bool has_dtype = angles.scalar_type() == qkv.scalar_type() || angles.scalar_type() == kFloat;
-  TORCH_CHECK(has_dtype && angles.is_contiguous(), "cos and sin must be contiguous, of the rows' dtype or float32");
-  TORCH_CHECK(width % 2 == 0 && width <= head_size, "cos and sin have ", head_size, " columns at most, an even number");
-  TORCH_CHECK(angles.numel() == rows * width, "every row has its angles");
+  TWOSTEP_CHECK(has_dtype && angles.is_contiguous(), "cos and sin must be contiguous, of the rows' dtype or float32");
+  TWOSTEP_CHECK(width % 2 == 0 && width <= head_size, "cos and sin have ", head_size,
+                " columns at most, an even number");
+  TWOSTEP_CHECK(angles.numel() == rows * width, "every row has its angles");
 }
 
 // Heads whose norm is that of a whole row count as one.
@@ -82,8 +82,8 @@ int64_t normed_heads(const Tensor& weight, int64_t num_heads, int64_t head_size)
 }
 
 void check_fits(const Tensor& tensor, const Tensor& like, int64_t size, const char* name) {
-  TORCH_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.is_contiguous() && tensor.size(-1) == size, name,
-              " must be contiguous, of the rows' dtype, with ", size, " columns");
+  TWOSTEP_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.is_contiguous() && tensor.size(-1) == size, name,
+                " must be contiguous, of the rows' dtype, with ", size, " columns");
 }
 
 }  // namespace
@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& residual, const Tensor& x,
                                         const Buffer& to_sum, const Buffer& to_normed) {
   const Tensor left = residual.contiguous(), right = x.contiguous();
   const int64_t size = left.size(-1);
-  TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
+  TWOSTEP_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
   check_fits(right, left, size, "x"), check_weight(weight, left, size);
   const Tensor &sum = to_sum.get(left.sizes(), left), &out = to_normed.get(left.sizes(), left);
   with_elements_of(left, weight, [&]<class Element, class Weight>(Element*, Weight*) {
@@ -126,7 +126,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& residual, const Tensor& x,
 Tensor add_rows(const Tensor& residual, const Tensor& x, const Buffer& buffer) {
   const Tensor left = residual.contiguous(), right = x.contiguous();
   const int64_t size = left.size(-1);
-  TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
+  TWOSTEP_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
   check_fits(right, left, size, "x");
   const Tensor& out = buffer.get(left.sizes(), left);
   with_element_of(left, [&]<class Element>(Element*) {
@@ -139,7 +139,7 @@ Tensor add_rows(const Tensor& residual, const Tensor& x, const Buffer& buffer) {
 }
 
 void scale_rows(const Tensor& x, double factor) {
-  TORCH_CHECK(x.is_contiguous(), "rows that are scaled must be contiguous");
+  TWOSTEP_CHECK(x.is_contiguous(), "rows that are scaled must be contiguous");
   const int64_t size = x.size(-1);
   with_element_of(x, [&]<class Element>(Element*) {
     auto* data = x.mutable_data_ptr<Element>();
@@ -150,7 +150,7 @@ void scale_rows(const Tensor& x, double factor) {
 }
 
 void add_gated_rows(const Tensor& sum, const Tensor& x, const std::optional<Tensor>& gates) {
-  TORCH_CHECK(sum.dim() == 2 && sum.is_contiguous() && sum.sizes() == x.sizes(), "sum and x differ in shape");
+  TWOSTEP_CHECK(sum.dim() == 2 && sum.is_contiguous() && sum.sizes() == x.sizes(), "sum and x differ in shape");
   check_fits(x, sum, sum.size(1), "x");
   if (gates) check_fits(*gates, sum, 1, "gates");
   const int64_t size = sum.size(1);
@@ -176,7 +176,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Ten
   const int64_t size = rows.size(-1);
   for (const Tensor& each : {weight, bias.value_or(weight)}) {
     check_weight(each, rows, size);
-    TORCH_CHECK(each.scalar_type() == kFloat, "weight and bias of a layer norm are in float32");
+    TWOSTEP_CHECK(each.scalar_type() == kFloat, "weight and bias of a layer norm are in float32");
   }
   const Tensor& out = buffer.get(rows.sizes(), rows);
   with_element_of(rows, [&]<class Element>(Element*) {
@@ -192,12 +192,12 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Ten
 }
 
 void norm_heads(const Tensor& heads, const Tensor& weight, const std::optional<Tensor>& bias, double eps) {
-  TORCH_CHECK(heads.dim() == 3 && heads.stride(2) == 1, "heads lie in the columns of a matrix");
+  TWOSTEP_CHECK(heads.dim() == 3 && heads.stride(2) == 1, "heads lie in the columns of a matrix");
   const int64_t count = heads.size(1), size = heads.size(2);
   const bool is_of_each = weight.numel() != size;
   for (const Tensor& each : {weight, bias.value_or(weight)}) {
     check_weight(each, heads, is_of_each ? count * size : size);
-    TORCH_CHECK(each.scalar_type() == kFloat, "weight and bias of a layer norm are in float32");
+    TWOSTEP_CHECK(each.scalar_type() == kFloat, "weight and bias of a layer norm are in float32");
   }
   with_element_of(heads, [&]<class Element>(Element*) {
     const auto* scale = weight.const_data_ptr<float>();
@@ -216,22 +216,22 @@ void norm_heads(const Tensor& heads, const Tensor& weight, const std::optional<T
 void rotate_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, int64_t num_heads, int64_t num_kv_heads,
                   const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm, double eps,
                   bool in_pairs, bool norms_last, const std::optional<Tensor>& query_scales) {
-  TORCH_CHECK(qkv.dim() == 2 && (qkv.is_contiguous() || qkv.stride(1) == 1), "heads lie in the columns of a matrix");
-  TORCH_CHECK(num_heads > 0 && num_kv_heads >= 0, "there must be heads");
+  TWOSTEP_CHECK(qkv.dim() == 2 && (qkv.is_contiguous() || qkv.stride(1) == 1), "heads lie in the columns of a matrix");
+  TWOSTEP_CHECK(num_heads > 0 && num_kv_heads >= 0, "there must be heads");
   const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
   const int64_t size = width / all_heads, turned = cos.size(-1), stride = qkv.stride(0);
-  TORCH_CHECK(size * all_heads == width && size % 2 == 0, "rows of ", width, " are not ", all_heads, " even heads");
+  TWOSTEP_CHECK(size * all_heads == width && size % 2 == 0, "rows of ", width, " are not ", all_heads, " even heads");
   for (const Tensor& angles : {cos, sin}) check_rotation(angles, qkv, rows, size);
-  TORCH_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type(), "cos and sin differ");
+  TWOSTEP_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type(), "cos and sin differ");
   const auto norms = {std::pair{query_norm, num_heads}, std::pair{key_norm, num_kv_heads}};
   for (const auto& [norm, heads] : norms) {
     if (norm) check_weight(*norm, qkv, heads / normed_heads(*norm, heads, size) * size);
   }
   const bool have_one_dtype = !query_norm || !key_norm || query_norm->scalar_type() == key_norm->scalar_type();
-  TORCH_CHECK(have_one_dtype, "the norms of queries and keys have weights of one dtype");
+  TWOSTEP_CHECK(have_one_dtype, "the norms of queries and keys have weights of one dtype");
   const bool are_scales = !query_scales || (query_scales->scalar_type() == kFloat && query_scales->is_contiguous() &&
                                             query_scales->numel() == rows);
-  TORCH_CHECK(are_scales, "queries of every row have a scale, in float32");
+  TWOSTEP_CHECK(are_scales, "queries of every row have a scale, in float32");
   const float* scales = query_scales ? query_scales->const_data_ptr<float>() : nullptr;
   const Tensor& any_norm = query_norm ? *query_norm : key_norm ? *key_norm : qkv;
   const auto normalize_heads = [&](int64_t row) {
@@ -264,7 +264,7 @@ void rotate_heads(const Tensor& qkv, const Tensor& cos, const Tensor& sin, int64
 }
 
 Tensor gate(const Tensor& gate_up, Activation activation, const Buffer& buffer) {
-  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
+  TWOSTEP_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
   const Tensor rows = gate_up.contiguous();
   const int64_t size = rows.size(1) / 2;
   const Tensor& out = buffer.get({rows.size(0), size}, rows);

@@ -1,11 +1,11 @@
 #include "layers/latent_attention.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "base/array_ref.h"
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
@@ -18,7 +18,7 @@ using namespace row_math;
 
 // Copies rows [A, B, N] of one tensor to another, whose numbers lie side by side in each row.
 void copy_rows(const Tensor& from, const Tensor& to) {
-  TORCH_CHECK(from.sizes() == to.sizes() && from.stride(2) == 1 && to.stride(2) == 1, "rows are copied as they are");
+  TWOSTEP_CHECK(from.sizes() == to.sizes() && from.stride(2) == 1 && to.stride(2) == 1, "rows are copied as they are");
   const int64_t inner = from.size(1), item = from.element_size(), size = from.size(2) * item;
   const auto* source = static_cast<const char*>(from.const_data_ptr());
   auto* target = static_cast<char*>(to.mutable_data_ptr());
@@ -81,23 +81,23 @@ void arrange(const Rows& rows, const Angles& angles, const Norm& norm, const Siz
 
 void check(const Rows& rows, const Angles& angles, const Norm& norm, const Sizes& sizes) {
   const int64_t count = rows.queries.size(0);
-  TORCH_CHECK(rows.queries.size(1) == sizes.num_heads * sizes.query() && sizes.plain > 0 && sizes.rotated >= 0 &&
-                  sizes.rotated % 2 == 0,
-              "each head has a part that is rotated, and one that is not");
+  TWOSTEP_CHECK(rows.queries.size(1) == sizes.num_heads * sizes.query() && sizes.plain > 0 && sizes.rotated >= 0 &&
+                    sizes.rotated % 2 == 0,
+                "each head has a part that is rotated, and one that is not");
   for (const Tensor* table : {&angles.cos, &angles.sin}) {
-    TORCH_CHECK(table->is_contiguous() && table->scalar_type() == angles.cos.scalar_type() &&
-                    table->numel() == count * sizes.rotated,
-                "every row has its angles");
-    TORCH_CHECK(table->scalar_type() == rows.queries.scalar_type() || table->scalar_type() == kFloat,
-                "angles have the rows' dtype, or float32");
+    TWOSTEP_CHECK(table->is_contiguous() && table->scalar_type() == angles.cos.scalar_type() &&
+                      table->numel() == count * sizes.rotated,
+                  "every row has its angles");
+    TWOSTEP_CHECK(table->scalar_type() == rows.queries.scalar_type() || table->scalar_type() == kFloat,
+                  "angles have the rows' dtype, or float32");
   }
   const Tensor& weight = norm.weight;
-  TORCH_CHECK(weight.is_contiguous() && weight.numel() == sizes.latent && sizes.latent > 0 &&
-                  (weight.scalar_type() == rows.queries.scalar_type() || weight.scalar_type() == kFloat),
-              "a latent's norm has its weight");
-  TORCH_CHECK(rows.queries.is_contiguous() && rows.latents.is_contiguous() && rows.latents.size(0) == count &&
-                  rows.latents.scalar_type() == rows.queries.scalar_type(),
-              "queries and latents are rows of one step");
+  TWOSTEP_CHECK(weight.is_contiguous() && weight.numel() == sizes.latent && sizes.latent > 0 &&
+                    (weight.scalar_type() == rows.queries.scalar_type() || weight.scalar_type() == kFloat),
+                "a latent's norm has its weight");
+  TWOSTEP_CHECK(rows.queries.is_contiguous() && rows.latents.is_contiguous() && rows.latents.size(0) == count &&
+                    rows.latents.scalar_type() == rows.queries.scalar_type(),
+                "queries and latents are rows of one step");
 }
 
 }  // namespace

@@ -4,14 +4,13 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/tensor.h"
 #include "layers/attention.h"
 #include "moe/experts.h"
@@ -24,7 +23,7 @@ enum class Rotated { kHalves, kPairs, kPairsApart };
 inline Rotated rotated_named(const std::string& name) {
   if (name == "halves") return Rotated::kHalves;
   if (name == "pairs") return Rotated::kPairs;
-  TORCH_CHECK(name == "pairs apart", "the rotation of ", name, " is not known");
+  TWOSTEP_CHECK(name == "pairs apart", "the rotation of ", name, " is not known");
   return Rotated::kPairsApart;
 }
 
@@ -42,9 +41,9 @@ struct LatentAttention : Attention {
       : Attention(std::move(input_norm)), query_down(std::move(query_down)), query_norm(std::move(query_norm)),
         query(std::move(query)), latent(std::move(latent)), latent_norm(std::move(latent_norm)),
         keys(std::move(keys)), values(std::move(values)), rotated(rotated_named(rotated)) {
-    TORCH_CHECK(this->query_down.has_value() == this->query_norm.has_value(), "what queries are made of is normed");
-    TORCH_CHECK(!this->latent_norm->is_centered, "latents have an RMSNorm");
-    TORCH_CHECK(this->keys->weights.size() == this->values->weights.size(), "each head has two matrices");
+    TWOSTEP_CHECK(this->query_down.has_value() == this->query_norm.has_value(), "what queries are made of is normed");
+    TWOSTEP_CHECK(!this->latent_norm->is_centered, "latents have an RMSNorm");
+    TWOSTEP_CHECK(this->keys->weights.size() == this->values->weights.size(), "each head has two matrices");
   }
 
   Heads project(const Tensor& normed, const Angles& angles, Workspace& work, const AdapterRows& rows) const override;

@@ -2,12 +2,11 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/tensor.h"
 #include "layers/elementwise.h"
 #include "layers/modules.h"
@@ -25,8 +24,8 @@ struct LayerEnd {
   LayerEnd(std::optional<Ref<Linear>> gate, std::optional<Ref<Linear>> projection, OptionalNorm norm, double factor)
       : gate(std::move(gate)), projection(std::move(projection)), norm(std::move(norm)), factor(factor) {
     const bool has_input = this->gate.has_value();
-    TORCH_CHECK(this->projection.has_value() == has_input && this->norm.has_value() == has_input,
-                "an input is gated, projected and normed");
+    TWOSTEP_CHECK(this->projection.has_value() == has_input && this->norm.has_value() == has_input,
+                  "an input is gated, projected and normed");
   }
 
   // residual and added [T, H] -> their sum, in `work.residual`, with what its end makes of it
@@ -34,7 +33,7 @@ struct LayerEnd {
                     const AdapterRows& rows) const {
     Tensor x = add_rows(residual, added, work.residual);
     if (gate) {
-      TORCH_CHECK(input, "a layer with an input of its own gets one");
+      TWOSTEP_CHECK(input, "a layer with an input of its own gets one");
       const Tensor gated = (**gate)(x, {}, Activation::kNone, rows);
       elementwise::gelu_in_place(gated, "tanh");
       torch_math::multiply_in_place(gated, *input);

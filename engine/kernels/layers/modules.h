@@ -2,14 +2,13 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 #include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/ref.h"
 #include "base/tensor.h"
@@ -37,7 +36,7 @@ struct Linear {
 
   Tensor operator()(const Tensor& x, const Buffer& out, Activation activation = Activation::kNone) const {
     if (!before && !after) return multiply(x, out, activation);
-    TORCH_CHECK(!after || activation == Activation::kNone, "only a rank's own columns are gated");
+    TWOSTEP_CHECK(!after || activation == Activation::kNone, "only a rank's own columns are gated");
     const Tensor rows = before ? (**before)(x, {}) : x;
     return after ? (**after)(multiply(rows, {}, activation), out) : multiply(rows, out, activation);
   }
@@ -45,7 +44,7 @@ struct Linear {
   Tensor operator()(const Tensor& x, const Buffer& out, Activation activation, const AdapterRows& rows) const {
     if (rows.empty() || adapted.empty()) return (*this)(x, out, activation);
     const bool is_gated = activation != Activation::kNone;
-    TORCH_CHECK(!after || !is_gated, "only a rank's own columns are gated");
+    TWOSTEP_CHECK(!after || !is_gated, "only a rank's own columns are gated");
     const Tensor whole = before ? (**before)(x, {}) : x;
     const Tensor sums = multiply(whole, is_gated || after ? Buffer() : out, Activation::kNone);
     add_adapted(adapted, whole, sums, rows);

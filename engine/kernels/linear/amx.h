@@ -13,7 +13,9 @@
 
 #include "base/amx_blocks.h"
 #include "base/amx_tiles.h"
+#include "base/bfloat16.h"
 #include "base/prefetch.h"
+#include "base/small_vector.h"
 #include "linear/coded_panels_amx.h"
 #include "linear/panels_amx.h"
 #include "linear/problem.h"
@@ -36,7 +38,7 @@ struct RowTiles {
   }
 };
 
-inline c10::SmallVector<RowTiles, 1> row_tiles_of(Problems<BFloat16> problems) {
+inline SmallVector<RowTiles, 1> row_tiles_of(Problems<BFloat16> problems) {
   static thread_local Scratch<BFloat16> scratch;
   const int64_t k = problems.front().k, width = round_up(k, kStep);
   const auto num_direct_of = [&](int64_t rows) { return k != width ? 0 : rows <= kTile ? 1 : rows / kTile; };
@@ -47,7 +49,7 @@ inline c10::SmallVector<RowTiles, 1> row_tiles_of(Problems<BFloat16> problems) {
     size += round_up(p.rows, kTile) - std::min(round_up(p.rows, kTile), num_direct_of(p.rows) * kTile);
   }
   BFloat16* copied = scratch.get(size * width);
-  c10::SmallVector<RowTiles, 1> tiles;
+  SmallVector<RowTiles, 1> tiles;
   for (const auto& p : problems) {
     const int64_t num_direct = num_direct_of(p.rows);
     tiles.push_back({p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}});

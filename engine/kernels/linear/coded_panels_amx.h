@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/bfloat16.h"
 #include "base/prefetch.h"
 #include "base/tensor.h"
 #include "coded/bf16_11bit.h"

@@ -2,11 +2,10 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
-
 #include <cstdint>
 #include <cstring>
 
+#include "base/bfloat16.h"
 #include "base/vec.h"
 
 namespace twostep::vector {
@@ -99,7 +98,7 @@ using WideFloat32 = Floats<kWideVectors, kWideTileRows>;
 constexpr bool kWidens = false;
 
 struct BFloat16 {
-  using Element = at::BFloat16;
+  using Element = twostep::BFloat16;
   using Weights = __m512bh;
   using Input = __m512bh;
   static constexpr int kVectors = vector::kVectors, kTileRows = vector::kTileRows, kPanel = vector::kPanel;
@@ -116,7 +115,7 @@ struct BFloat16 {
     std::memcpy(&pair, x, sizeof(pair));
     return (__m512bh)_mm512_set1_epi32(pair);
   }
-  static Input broadcast_last(const Element* x) { return (__m512bh)_mm512_set1_epi32(x->x); }
+  static Input broadcast_last(const Element* x) { return (__m512bh)_mm512_set1_epi32(x->bits); }
   static Vec multiply_add(Vec sum, Weights w, Input x) { return (Vec)_mm512_dpbf16_ps((__m512)sum, w, x); }
 };
 #else
@@ -124,7 +123,7 @@ constexpr bool kWidens = true;
 
 // The packed format of bfloat16 that is multiplied as Float32: see WidenedPanels.
 struct BFloat16 {
-  using Element = at::BFloat16;
+  using Element = twostep::BFloat16;
   static constexpr int kPanel = vector::kPanel, kTileRows = vector::kTileRows;
   static constexpr int kPack = 2;
 };
@@ -132,7 +131,7 @@ struct BFloat16 {
 
 inline void narrow_store(Vec values, float* out) { std::memcpy(out, &values, sizeof(values)); }
 
-inline void narrow_store(Vec values, at::BFloat16* out) {
+inline void narrow_store(Vec values, twostep::BFloat16* out) {
   const PartH halves = rounded_to_halves(values);
   std::memcpy(out, &halves, sizeof(halves));
 }

@@ -9,6 +9,9 @@
 #include "linear/vector.h"
 
 #if defined(__AMX_BF16__)
+#include "base/array_ref.h"
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "linear/amx.h"
 #endif
 
@@ -22,8 +25,8 @@ bool gates_itself(int64_t n) {
 }
 
 void check_dtype(const Tensor& tensor) {
-  TORCH_CHECK(tensor.scalar_type() == kFloat || tensor.scalar_type() == kBFloat16,
-              "linear takes float32 or bfloat16, not ", tensor.scalar_type());
+  TWOSTEP_CHECK(tensor.scalar_type() == kFloat || tensor.scalar_type() == kBFloat16,
+                "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
 // Columns of a panel and K of a step of a weight that is not coded.
@@ -36,7 +39,7 @@ std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] Dtype dtype) {
 
 void multiply_plain(Problems<float> problems) { vector::multiply<vector::Float32>(problems); }
 
-void multiply_plain(Problems<at::BFloat16> problems) {
+void multiply_plain(Problems<BFloat16> problems) {
 #if defined(__AMX_BF16__)
   if (amx::is_granted()) return amx::multiply(problems);
 #endif
@@ -51,7 +54,7 @@ bool is_coded(const Tensor& packed, int64_t n, int64_t k) {
   return vector::is_coded(packed, n, k);
 }
 
-void multiply_coded(Problems<at::BFloat16> problems) {
+void multiply_coded(Problems<BFloat16> problems) {
 #if defined(__AMX_BF16__)
   if (amx::is_granted()) return amx::multiply_coded(problems);
 #endif
@@ -66,7 +69,7 @@ bool fits(const Tensor& packed, Dtype dtype, int64_t n, int64_t k) {
   if (packed.scalar_type() == kByte) return dtype == kBFloat16 && is_coded(packed, n, k);
 #endif
   const auto [panel, step] = panel_sizes(dtype);
-  return packed.sizes() == at::IntArrayRef({divide_up(n, panel), divide_up(k, step), panel, step}) &&
+  return packed.sizes() == IntArrayRef({divide_up(n, panel), divide_up(k, step), panel, step}) &&
          packed.is_contiguous() && packed.scalar_type() == dtype;
 }
 
@@ -78,7 +81,7 @@ void multiply_bytes(Problems<float> problems) {
   if (!exact.empty()) vector::multiply_blocks(exact);
 }
 
-void multiply_bytes([[maybe_unused]] Problems<at::BFloat16> problems) {
+void multiply_bytes([[maybe_unused]] Problems<BFloat16> problems) {
 #if defined(__AVX2__)
   multiply_coded(problems);
 #endif
@@ -97,7 +100,7 @@ void multiply_all(Problems<Element> problems) {
 
 Tensor pack_weight(const Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   check_dtype(weight);
-  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
+  TWOSTEP_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
   const Tensor dense = weight.contiguous();
   if (dense.scalar_type() == kFloat) return vector::pack<vector::Float32>(dense);
 #if defined(__AMX_BF16__)
@@ -115,12 +118,12 @@ Tensor pack_weight(const Tensor& weight, [[maybe_unused]] bool may_be_coded) {
 
 Tensor grouped_linear(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   check_dtype(x);
-  TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
+  TWOSTEP_CHECK(x.dim() == 2, "linear takes rows [T, K]");
   if (activation != Activation::kNone && !gates_itself(n)) {
     return gate(grouped_linear(x, shares, n), activation, out);
   }
   for (const Share& each : shares) {
-    TORCH_CHECK(fits(*each.packed, x.scalar_type(), n, x.size(1)), "rows and packed weight differ in size or dtype");
+    TWOSTEP_CHECK(fits(*each.packed, x.scalar_type(), n, x.size(1)), "rows and packed weight differ in size or dtype");
   }
   return multiply_rows_of(x, shares, n, activation, out,
                           []<class Element>(Problems<Element> problems) { multiply_all(problems); });

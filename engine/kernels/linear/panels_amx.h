@@ -2,13 +2,12 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "base/amx_tiles.h"
+#include "base/bfloat16.h"
 #include "base/huge_pages.h"
 #include "base/prefetch.h"
 #include "base/tensor.h"
@@ -17,7 +16,6 @@
 
 namespace twostep::amx {
 
-using at::BFloat16;
 
 // Panels that are multiplied straight from packed memory.
 struct PlainPanels {

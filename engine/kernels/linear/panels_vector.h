@@ -14,6 +14,7 @@
 #include "linear/formats_vector.h"
 
 #if defined(__AVX2__)
+#include "base/bfloat16.h"
 #include "coded/bf16_12bit.h"
 #endif
 

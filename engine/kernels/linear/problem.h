@@ -3,18 +3,17 @@
 
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-#include <c10/util/SmallVector.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 
+#include "base/array_ref.h"
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/runs.h"
 #include "base/scratch.h"
+#include "base/small_vector.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
 
@@ -35,10 +34,10 @@ struct alignas(64) Problem {
 
 // Problems of one size, whose rows lie one after the other in one matrix.
 template <class Element>
-using Problems = c10::ArrayRef<Problem<Element>>;
+using Problems = ArrayRef<Problem<Element>>;
 
 template <class Element>
-using ProblemList = c10::SmallVector<Problem<Element>, 1>;
+using ProblemList = SmallVector<Problem<Element>, 1>;
 
 template <class Element>
 int64_t num_rows_of(Problems<Element> problems) {
@@ -126,14 +125,14 @@ Tensor multiply_rows_of(const Tensor& x, Shares shares, int64_t n, Activation ac
                         const Multiply& multiply) {
   int64_t rows_left = x.size(0);
   for (const Share& each : shares) {
-    TORCH_CHECK(!each.bias.defined() || (each.bias.numel() == n && each.bias.scalar_type() == x.scalar_type()),
-                "bias differs in size or dtype");
+    TWOSTEP_CHECK(!each.bias.defined() || (each.bias.numel() == n && each.bias.scalar_type() == x.scalar_type()),
+                  "bias differs in size or dtype");
     rows_left -= each.rows;
   }
-  TORCH_CHECK(rows_left == 0 && !shares.empty(), "each row has one weight");
+  TWOSTEP_CHECK(rows_left == 0 && !shares.empty(), "each row has one weight");
   const Tensor rows = x.contiguous();
   return x.scalar_type() == kFloat ? multiply_into<float>(out, rows, shares, n, activation, multiply)
-                                   : multiply_into<at::BFloat16>(out, rows, shares, n, activation, multiply);
+                                   : multiply_into<BFloat16>(out, rows, shares, n, activation, multiply);
 }
 
 }  // namespace twostep

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/activations.h"
+#include "base/bfloat16.h"
 #include "base/rows.h"
 #include "base/vec.h"
 #include "linear/panels_amx.h"

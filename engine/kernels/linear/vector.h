@@ -14,6 +14,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/bfloat16.h"
 #include "base/prefetch.h"
 #include "linear/formats_vector.h"
 #include "linear/panels_blocks.h"
@@ -186,7 +187,7 @@ void multiply_panels(Problems<Element> problems, const PanelsOf& panels_of) {
 // Multiplies by panels as they are, or widened.
 template <class Element, class PanelsOf>
 void multiply_by(Problems<Element> problems, const PanelsOf& panels_of) {
-  if constexpr (kWidens && std::is_same_v<Element, at::BFloat16>) {
+  if constexpr (kWidens && std::is_same_v<Element, twostep::BFloat16>) {
     using Panels = WidenedPanels<decltype(panels_of(problems.front()))>;
     multiply_panels(problems, [&](const auto& p) {
       static thread_local Scratch<float> scratch;
@@ -216,7 +217,7 @@ void multiply(Problems<typename Format::Element> problems) {
 
 #if defined(__AVX2__)
 // Multiplies by weights that `pack_coded` made.
-inline void multiply_coded(Problems<at::BFloat16> problems) {
+inline void multiply_coded(Problems<twostep::BFloat16> problems) {
   multiply_by(problems, [](const auto& p) {
     const auto* bytes = static_cast<const uint8_t*>(p.packed);
     return CodedPanels{high_bytes::Panels(bytes, p.panel_bytes, divide_up(p.k, kStep))};

@@ -1,8 +1,5 @@
 #include "moe/experts.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -12,8 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/huge_pages.h"
 #include "base/rows.h"
+#include "base/small_vector.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
 
@@ -58,10 +58,10 @@ struct SlotWeights {
   SlotWeights(const Tensor& weights, Dtype row_type)
       : numbers(weights.numel()), are_rounded(weights.scalar_type() == row_type) {
     const Tensor all = weights.contiguous();
-    TORCH_CHECK(all.scalar_type() == kFloat || all.scalar_type() == kBFloat16,
-                "experts' weights are float32 or bfloat16, not ", all.scalar_type());
+    TWOSTEP_CHECK(all.scalar_type() == kFloat || all.scalar_type() == kBFloat16,
+                  "experts' weights are float32 or bfloat16, not ", all.scalar_type());
     const auto copy = [&](const auto* from) { std::copy_n(from, numbers.size(), numbers.begin()); };
-    all.scalar_type() == kFloat ? copy(all.const_data_ptr<float>()) : copy(all.const_data_ptr<at::BFloat16>());
+    all.scalar_type() == kFloat ? copy(all.const_data_ptr<float>()) : copy(all.const_data_ptr<BFloat16>());
   }
 
   std::vector<float> numbers;
@@ -140,11 +140,11 @@ std::tuple<int64_t, int64_t> take_experts_read() {
 Stack::Stack(std::vector<Tensor> weights, const std::optional<Tensor>& biases, int64_t out_features, int64_t bits)
     : weights(std::move(weights)), out_features(out_features), bits(bits) {
   if (biases.has_value()) this->biases = biases->contiguous().unbind();
-  TORCH_CHECK(this->biases.empty() || this->biases.size() == this->weights.size(), "each expert has its bias");
+  TWOSTEP_CHECK(this->biases.empty() || this->biases.size() == this->weights.size(), "each expert has its bias");
 }
 
 Tensor Stack::multiply(const Tensor& rows, const Order& order, int64_t first, int64_t end, const Buffer& out) const {
-  c10::SmallVector<Share, 16> shares;
+  SmallVector<Share, 16> shares;
   for (int64_t expert = first; expert < end; ++expert) {
     const int64_t count = order.count_of(expert, expert + 1);
     if (count > 0) shares.push_back({&weights[expert], biases.empty() ? Tensor() : biases[expert], count});
@@ -155,9 +155,9 @@ Tensor Stack::multiply(const Tensor& rows, const Order& order, int64_t first, in
 
 Tensor Stack::multiply_each(const Tensor& rows, const Buffer& out) const {
   const int64_t count = weights.size();
-  TORCH_CHECK(rows.dim() == 3 && rows.size(0) == count && bits == 0 && biases.empty(),
-              "rows [E, T, K] are of all weights, which are dense");
-  c10::SmallVector<Share, 16> shares;
+  TWOSTEP_CHECK(rows.dim() == 3 && rows.size(0) == count && bits == 0 && biases.empty(),
+                "rows [E, T, K] are of all weights, which are dense");
+  SmallVector<Share, 16> shares;
   for (const Tensor& weight : weights) shares.push_back({&weight, Tensor(), rows.size(1)});
   const Tensor products =
       grouped_linear(rows.reshape({-1, rows.size(2)}), shares, out_features, Activation::kNone, out);
@@ -165,11 +165,11 @@ Tensor Stack::multiply_each(const Tensor& rows, const Buffer& out) const {
 }
 
 Tensor Experts::run(const Tensor& hidden, const Tensor& chosen, const Tensor& weights) const {
-  TORCH_CHECK(hidden.scalar_type() == kFloat || hidden.scalar_type() == kBFloat16,
-              "experts take float32 or bfloat16, not ", hidden.scalar_type());
-  TORCH_CHECK(hidden.dim() == 2 && chosen.dim() == 2 && chosen.size(0) == hidden.size(0) && chosen.size(1) > 0 &&
-                  weights.sizes() == chosen.sizes(),
-              "each row has its experts, and their weights");
+  TWOSTEP_CHECK(hidden.scalar_type() == kFloat || hidden.scalar_type() == kBFloat16,
+                "experts take float32 or bfloat16, not ", hidden.scalar_type());
+  TWOSTEP_CHECK(hidden.dim() == 2 && chosen.dim() == 2 && chosen.size(0) == hidden.size(0) && chosen.size(1) > 0 &&
+                    weights.sizes() == chosen.sizes(),
+                "each row has its experts, and their weights");
   const Tensor rows = hidden.contiguous();
   const Order order(chosen.to(kLong).contiguous(), up->weights.size());
   counts.read += order.num_chosen();
@@ -180,7 +180,7 @@ Tensor Experts::run(const Tensor& hidden, const Tensor& chosen, const Tensor& we
   const Tensor result = new_empty({rows.size(0), down->out_features}, rows.scalar_type());
   const SlotWeights numbers(weights, rows.scalar_type());
   rows.scalar_type() == kFloat ? weigh_all<float>(outputs, order, numbers, chosen.size(1), result)
-                               : weigh_all<at::BFloat16>(outputs, order, numbers, chosen.size(1), result);
+                               : weigh_all<BFloat16>(outputs, order, numbers, chosen.size(1), result);
   return result_columns ? (**result_columns)(result, {}) : result;
 }
 

@@ -1,13 +1,11 @@
 #include "moe/gates.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
 
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/thread_pool.h"
 #include "base/vec.h"
@@ -83,7 +81,7 @@ Gate::Gate(const std::string& name, double limit, double alpha, bool is_in_turn)
       activation_(is_swiglu_ ? Activation::kNone : activation_named(name)) {}
 
 Tensor Gate::operator()(const Tensor& gate_up, const Buffer& buffer) const {
-  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
+  TWOSTEP_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
   const Tensor rows = gate_up.contiguous();
   const Tensor& out = buffer.get({rows.size(0), rows.size(1) / 2}, rows);
   with_element_of(rows, "gates", [&]<class Element>(Element*) {

@@ -2,12 +2,11 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 #include <numeric>
 #include <vector>
 
+#include "base/check.h"
 #include "base/tensor.h"
 
 namespace twostep::moe {
@@ -20,7 +19,7 @@ class Order {
       : starts_(num_experts + 1), slots_(experts.numel()), places_(experts.numel()) {
     const auto* expert = experts.const_data_ptr<int64_t>();
     for (int64_t slot = 0; slot < count(); ++slot) {
-      TORCH_CHECK(0 <= expert[slot] && expert[slot] < num_experts, "a row's expert is out of range");
+      TWOSTEP_CHECK(0 <= expert[slot] && expert[slot] < num_experts, "a row's expert is out of range");
       ++starts_[expert[slot] + 1];
     }
     std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());

@@ -11,6 +11,7 @@
 #include <new>
 
 #include "base/amx_blocks.h"
+#include "base/array_ref.h"
 #include "base/prefetch.h"
 #include "quantized/vector.h"
 
@@ -230,7 +231,7 @@ class BlockProduct {
 
 // Multiplies the problems in one loop.
 template <class Weight, class Element>
-inline void multiply_amx(Problems<Element> problems, c10::ArrayRef<RowsOf<Weight>> all_rows) {
+inline void multiply_amx(Problems<Element> problems, ArrayRef<RowsOf<Weight>> all_rows) {
   amx::GroupedBlocks blocks;
   for (const auto& p : problems) blocks.add(amx::Blocks(p.rows, p.n, problems.size()));
   run_tasks(blocks.count(), is_small(problems), [&](int64_t task) {

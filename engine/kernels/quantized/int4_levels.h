@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/bfloat16.h"
 #include "base/vec.h"
 #include "quantized/quantize_lanes.h"
 #include "quantized/quantized_rows.h"
@@ -88,7 +89,7 @@ inline Levels best(const Vec* numbers, const Reach& reach, Vec factor) {
 }
 
 // The scale of each 256, a factor for each of its groups, from the steps that groups would have by themselves.
-inline Vec shared_factors(const Reach& reach, int64_t groups, at::BFloat16* shared) {
+inline Vec shared_factors(const Reach& reach, int64_t groups, BFloat16* shared) {
   alignas(64) float wanted[kLanes], factors[kLanes];
   store(wanted, reach.step / largest_multiplier(reach.zero_of(reach.step)));
   std::fill_n(factors, kLanes, 1.0f);
@@ -101,8 +102,8 @@ inline Vec shared_factors(const Reach& reach, int64_t groups, at::BFloat16* shar
 
 // Converts a row of k numbers, with scales and minimums of its groups, to codes [k], levels of groups, scales per 256.
 template <class Element>
-void level_row(const Element* row, int64_t k, const at::BFloat16* scales, const at::BFloat16* minimums, uint8_t* codes,
-               uint8_t* levels, at::BFloat16* shared) {
+void level_row(const Element* row, int64_t k, const BFloat16* scales, const BFloat16* minimums, uint8_t* codes,
+               uint8_t* levels, BFloat16* shared) {
   const int64_t all_groups = divide_up(k, kGroup);
   for (int64_t group = 0; group < all_groups; group += kLanes, shared += kLanes / kScaleGroups) {
     const int64_t groups = std::min<int64_t>(kLanes, all_groups - group);

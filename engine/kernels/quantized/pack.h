@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <c10/util/BFloat16.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/bfloat16.h"
 #include "base/hadamard.h"
 #include "base/huge_pages.h"
 #include "base/scratch.h"
@@ -42,7 +41,7 @@ Tensor pack(int64_t n, int64_t k, const PackColumn& pack_column) {
 // A column in 8 bits.
 struct Int8Column {
   const uint8_t* codes;                   // [k]
-  const at::BFloat16 *scales, *minimums;  // [groups]
+  const BFloat16 *scales, *minimums;      // [groups]
   int64_t k, groups;
 };
 
@@ -50,7 +49,7 @@ inline void pack_int8_column(const Int8Column& q, int64_t column_of_panel, uint8
   using integers::kStep, integers::kGroupBytes, int8::Weight;
   const int64_t tile = column_of_panel / kLanes, lane = column_of_panel % kLanes;
   for (int64_t group = 0; group < q.groups; ++group) {
-    const uint32_t word = uint32_t{q.scales[group].x} << 16 | q.minimums[group].x;
+    const uint32_t word = uint32_t{q.scales[group].bits} << 16 | q.minimums[group].bits;
     uint8_t* words = panel + group * kGroupBytes<Weight> + tile * integers::kWordBytes;
     std::memcpy(words + lane * sizeof(word), &word, sizeof(word));
   }
@@ -64,7 +63,7 @@ inline void pack_int8_column(const Int8Column& q, int64_t column_of_panel, uint8
 // A column in 4 bits.
 struct Int4Column {
   const uint8_t *codes, *levels;  // [k], [subgroups]
-  const at::BFloat16* scales;     // [groups]
+  const BFloat16* scales;         // [groups]
   int64_t k, subgroups;
 };
 
@@ -74,7 +73,7 @@ inline void pack_int4_column(const Int4Column& q, int64_t column_of_panel, uint8
   uint8_t* tile = panel + column_of_panel / kLanes * int4::kTileBytes;
   for (int64_t subgroup = 0; subgroup < q.subgroups; ++subgroup) {
     const int64_t start = subgroup * int4::kSubgroup;
-    uint32_t word = uint32_t{q.scales[start / levels::kScaleGroup].x} << 16;
+    uint32_t word = uint32_t{q.scales[start / levels::kScaleGroup].bits} << 16;
     word |= uint32_t{q.levels[subgroup]} << start % kStep / int4::kSubgroup * 8;
     uint32_t& header = reinterpret_cast<uint32_t*>(tile + start / kStep * int4::Weight::kStepBytes)[lane];
     header |= word;
@@ -113,7 +112,7 @@ class Quantizer {
   void pack_8_bits(int64_t num_refits, int64_t column_of_panel, uint8_t* panel) {
     const int64_t groups = divide_up(k_, quantizing::kGroup8);
     uint8_t* codes = codes_.get(k_);
-    at::BFloat16 *scales = scales_.get(groups), *minimums = minimums_.get(groups);
+    BFloat16 *scales = scales_.get(groups), *minimums = minimums_.get(groups);
     quantizing::quantize_row<quantizing::kGroup8>(row_, k_, 8, num_refits, codes, scales, minimums);
     pack_int8_column({codes, scales, minimums, k_, groups}, column_of_panel, panel);
   }
@@ -121,8 +120,8 @@ class Quantizer {
   void pack_4_bits(int64_t num_refits, int64_t column_of_panel, uint8_t* panel) {
     const int64_t groups = divide_up(k_, quantizing::kGroup4);
     uint8_t *codes = codes_.get(k_), *found = levels_.get(groups);
-    at::BFloat16 *scales = scales_.get(groups), *minimums = minimums_.get(groups);
-    at::BFloat16* shared = shared_.get(divide_up(k_, levels::kScaleGroup));
+    BFloat16 *scales = scales_.get(groups), *minimums = minimums_.get(groups);
+    BFloat16* shared = shared_.get(divide_up(k_, levels::kScaleGroup));
     quantizing::quantize_row_in_lanes(row_, k_, 4, num_refits, codes, scales, minimums);
     levels::level_row(row_, k_, scales, minimums, codes, found, shared);
     pack_int4_column({codes, found, shared, k_, groups}, column_of_panel, panel);
@@ -131,7 +130,7 @@ class Quantizer {
  private:
   Scratch<float> numbers_;
   Scratch<uint8_t> codes_, levels_;
-  Scratch<at::BFloat16> scales_, minimums_, shared_;
+  Scratch<BFloat16> scales_, minimums_, shared_;
   float* row_ = nullptr;
   int64_t k_ = 0;
 };

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/bfloat16.h"
 #include "base/vec.h"
 #include "linear/problem.h"
 
@@ -72,11 +73,11 @@ float largest(const Values<N>& values) {
   return fold_max(fold_vectors(values, [](Vec a, Vec b) { return max(a, b); }));
 }
 
-inline float rounded(float value) { return at::BFloat16(value); }
+inline float rounded(float value) { return BFloat16(value); }
 
 inline float rounded_down(float value) {
-  at::BFloat16 number(value);
-  if (float(number) > value) number.x += number.x & 0x8000 ? 1 : -1;
+  BFloat16 number(value);
+  if (float(number) > value) number.bits += number.bits & 0x8000 ? 1 : -1;
   return number;
 }
 
@@ -167,8 +168,8 @@ void store_codes(const Values<N>& codes, int64_t count, uint8_t* to) {
 }
 
 template <int64_t kGroup, class Element>
-void quantize_row(const Element* row, int64_t k, int64_t bits, int64_t num_refits, uint8_t* codes,
-                  at::BFloat16* scales, at::BFloat16* minimums) {
+void quantize_row(const Element* row, int64_t k, int64_t bits, int64_t num_refits, uint8_t* codes, BFloat16* scales,
+                  BFloat16* minimums) {
   constexpr int N = kGroup / kLanes;
   for (int64_t start = 0; start < k; start += kGroup) {
     const auto fit = Fitter<N>(load_group<N>(row, start, k), bits).best(num_refits);

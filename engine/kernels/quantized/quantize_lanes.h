@@ -7,9 +7,10 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/bfloat16.h"
+#include "base/int_dot.h"
 #include "base/sizes.h"
 #include "base/vec.h"
-#include "base/int_dot.h"
 #include "quantized/quantize.h"
 
 namespace twostep::quantizing {
@@ -165,7 +166,7 @@ void store_lane_codes(int64_t start, int64_t end, uint8_t* codes, const ForEachC
 // Quantizes sixteen groups from row[start] on, or as many as there are, to codes [k] and a scale and a minimum each.
 template <class Element>
 void quantize_lanes(const Element* row, int64_t start, int64_t end, int64_t bits, int64_t num_refits, uint8_t* codes,
-                    at::BFloat16* scales, at::BFloat16* minimums) {
+                    BFloat16* scales, BFloat16* minimums) {
   Vec numbers[kLaneGroup];
   load_lanes(row, start, end, row[end - 1], numbers);  // which is in the last group anyway
   LaneFitter fitter(numbers, float((1 << bits) - 1));
@@ -180,7 +181,7 @@ void quantize_lanes(const Element* row, int64_t start, int64_t end, int64_t bits
 // Quantizes a row of k numbers in groups of 32.
 template <class Element>
 void quantize_row_in_lanes(const Element* row, int64_t k, int64_t bits, int64_t num_refits, uint8_t* codes,
-                           at::BFloat16* scales, at::BFloat16* minimums) {
+                           BFloat16* scales, BFloat16* minimums) {
   for (int64_t start = 0; start < k; start += kLanes * kLaneGroup, scales += kLanes, minimums += kLanes) {
     quantize_lanes(row, start, k, bits, num_refits, codes, scales, minimums);
   }

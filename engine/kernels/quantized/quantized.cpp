@@ -1,7 +1,5 @@
 // The operators of linear layers over quantized weights.
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 
 #include "base/tensor.h"
@@ -13,6 +11,9 @@
 #include "quantized/quantize_lanes.h"
 
 #if defined(__AMX_INT8__)
+#include "base/array_ref.h"
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "quantized/int4_amx.h"
 #include "quantized/int8_amx.h"
 #endif
@@ -21,16 +22,16 @@ namespace twostep {
 namespace {
 
 void check_dtype(Dtype dtype, const char* what) {
-  TORCH_CHECK(dtype == kFloat || dtype == kBFloat16, what, " float32 or bfloat16, not ", dtype);
+  TWOSTEP_CHECK(dtype == kFloat || dtype == kBFloat16, what, " float32 or bfloat16, not ", dtype);
 }
 
 // Checks codes [N, K], and that `others` have a number for each group of `length` along K.
 void check_codes(const Tensor& codes, int64_t length, std::initializer_list<Tensor> others) {
-  TORCH_CHECK(codes.dim() == 2 && codes.numel() > 0 && codes.scalar_type() == kByte,
-              "codes must be a non-empty matrix of bytes");
+  TWOSTEP_CHECK(codes.dim() == 2 && codes.numel() > 0 && codes.scalar_type() == kByte,
+                "codes must be a non-empty matrix of bytes");
   for (const Tensor& each : others) {
-    TORCH_CHECK(each.dim() == 2 && each.size(0) == codes.size(0) && each.size(1) == divide_up(codes.size(1), length),
-                "a number per group is missing");
+    TWOSTEP_CHECK(each.dim() == 2 && each.size(0) == codes.size(0) && each.size(1) == divide_up(codes.size(1), length),
+                  "a number per group is missing");
   }
 }
 
@@ -62,12 +63,12 @@ void multiply(Problems<Element> problems) {
 template <class Weight>
 Tensor multiply_all(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   check_dtype(x.scalar_type(), "linear takes");
-  TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
+  TWOSTEP_CHECK(x.dim() == 2, "linear takes rows [T, K]");
   for (const Share& each : shares) {
-    TORCH_CHECK(each.packed->sizes() ==
-                        at::IntArrayRef({divide_up(n, integers::kPanel), integers::panel_bytes<Weight>(x.size(1))}) &&
-                    each.packed->is_contiguous() && each.packed->scalar_type() == kByte,
-                "rows and packed weight differ in size or dtype");
+    TWOSTEP_CHECK(each.packed->sizes() ==
+                          IntArrayRef({divide_up(n, integers::kPanel), integers::panel_bytes<Weight>(x.size(1))}) &&
+                      each.packed->is_contiguous() && each.packed->scalar_type() == kByte,
+                  "rows and packed weight differ in size or dtype");
   }
   if (activation != Activation::kNone && n % integers::kPanel != 0) {
     return gate(multiply_all<Weight>(x, shares, n, Activation::kNone, {}), activation, out);
@@ -90,8 +91,8 @@ using Int4Weight = int4::Weight;
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> quantize(const Tensor& weight, int64_t bits, int64_t num_refits) {
-  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || bits == 4),
-              "what is quantized must be a non-empty matrix, to 8 or 4 bits");
+  TWOSTEP_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || bits == 4),
+                "what is quantized must be a non-empty matrix, to 8 or 4 bits");
   check_dtype(weight.scalar_type(), "what is quantized must be");
   const Tensor w = weight.contiguous();
   const int64_t n = w.size(0), k = w.size(1);
@@ -101,13 +102,13 @@ std::tuple<Tensor, Tensor, Tensor> quantize(const Tensor& weight, int64_t bits, 
   const auto quantize_all = [&](const auto* rows) {
     run_tasks(n, false, [&](int64_t i) {
       auto* to = codes.mutable_data_ptr<uint8_t>() + i * k;
-      auto *s = scales.mutable_data_ptr<at::BFloat16>() + i * groups;
-      auto *m = minimums.mutable_data_ptr<at::BFloat16>() + i * groups;
+      auto* s = scales.mutable_data_ptr<BFloat16>() + i * groups;
+      auto* m = minimums.mutable_data_ptr<BFloat16>() + i * groups;
       bits == 8 ? quantizing::quantize_row<quantizing::kGroup8>(rows + i * k, k, bits, num_refits, to, s, m)
                 : quantizing::quantize_row_in_lanes(rows + i * k, k, bits, num_refits, to, s, m);
     });
   };
-  w.scalar_type() == kFloat ? quantize_all(w.const_data_ptr<float>()) : quantize_all(w.const_data_ptr<at::BFloat16>());
+  w.scalar_type() == kFloat ? quantize_all(w.const_data_ptr<float>()) : quantize_all(w.const_data_ptr<BFloat16>());
   return {codes, scales, minimums};
 }
 
@@ -120,13 +121,13 @@ std::tuple<Tensor, Tensor, Tensor> to_levels(const Tensor& weight, const Tensor&
   Tensor shared = new_empty({n, divide_up(k, levels::kScaleGroup)}, s.scalar_type());
   const auto level_all = [&](const auto* rows) {
     run_tasks(n, false, [&](int64_t i) {
-      levels::level_row(rows + i * k, k, s.const_data_ptr<at::BFloat16>() + i * groups,
-                        m.const_data_ptr<at::BFloat16>() + i * groups, codes.mutable_data_ptr<uint8_t>() + i * k,
+      levels::level_row(rows + i * k, k, s.const_data_ptr<BFloat16>() + i * groups,
+                        m.const_data_ptr<BFloat16>() + i * groups, codes.mutable_data_ptr<uint8_t>() + i * k,
                         found.mutable_data_ptr<uint8_t>() + i * groups,
-                        shared.mutable_data_ptr<at::BFloat16>() + i * shared.size(1));
+                        shared.mutable_data_ptr<BFloat16>() + i * shared.size(1));
     });
   };
-  w.scalar_type() == kFloat ? level_all(w.const_data_ptr<float>()) : level_all(w.const_data_ptr<at::BFloat16>());
+  w.scalar_type() == kFloat ? level_all(w.const_data_ptr<float>()) : level_all(w.const_data_ptr<BFloat16>());
   return {codes, found, shared};
 }
 
@@ -135,7 +136,7 @@ Tensor pack_int8(const Tensor& codes, const Tensor& scales, const Tensor& minimu
   const Tensor c = codes.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
   const int64_t n = c.size(0), k = c.size(1), groups = s.size(1);
   const auto* codes_of = c.const_data_ptr<uint8_t>();
-  const auto *scales_of = s.const_data_ptr<at::BFloat16>(), *minimums_of = m.const_data_ptr<at::BFloat16>();
+  const auto *scales_of = s.const_data_ptr<BFloat16>(), *minimums_of = m.const_data_ptr<BFloat16>();
   static_assert(quantizing::kGroup8 == integers::kGroup);
   return packing::pack<int8::Weight>(n, k, [&](int64_t i, uint8_t* panel) {
     packing::pack_int8_column({codes_of + i * k, scales_of + i * groups, minimums_of + i * groups, k, groups},
@@ -149,7 +150,7 @@ Tensor pack_int4(const Tensor& codes, const Tensor& levels, const Tensor& scales
   const Tensor c = codes.contiguous(), l = levels.contiguous(), s = scales.contiguous();
   const int64_t n = c.size(0), k = c.size(1), subgroups = l.size(1), groups = s.size(1);
   const auto *codes_of = c.const_data_ptr<uint8_t>(), *levels_of = l.const_data_ptr<uint8_t>();
-  const auto* scales_of = s.const_data_ptr<at::BFloat16>();
+  const auto* scales_of = s.const_data_ptr<BFloat16>();
   return packing::pack<int4::Weight>(n, k, [&](int64_t i, uint8_t* panel) {
     packing::pack_int4_column({codes_of + i * k, levels_of + i * subgroups, scales_of + i * groups, k, subgroups},
                               i % integers::kPanel, panel);
@@ -157,19 +158,19 @@ Tensor pack_int4(const Tensor& codes, const Tensor& levels, const Tensor& scales
 }
 
 std::tuple<Tensor, bool> quantize_and_pack(const Tensor& weight, int64_t bits, int64_t row_bits, int64_t num_refits) {
-  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || (bits == 4 && row_bits == 8)),
-              "what is quantized must be a non-empty matrix, to 8 or 4 bits");
+  TWOSTEP_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || (bits == 4 && row_bits == 8)),
+                "what is quantized must be a non-empty matrix, to 8 or 4 bits");
   check_dtype(weight.scalar_type(), "what is quantized must be");
   const Tensor w = weight.contiguous();
   const auto quantize_rows = [&](const auto* rows) {
     return packing::quantize_and_pack(rows, w.size(0), w.size(1), {bits, num_refits, row_bits == 8});
   };
   return w.scalar_type() == kFloat ? quantize_rows(w.const_data_ptr<float>())
-                                   : quantize_rows(w.const_data_ptr<at::BFloat16>());
+                                   : quantize_rows(w.const_data_ptr<BFloat16>());
 }
 
 Tensor inverse_hadamard(const Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
+  TWOSTEP_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
   check_dtype(weight.scalar_type(), "what is transformed must be");
   const int64_t n = weight.size(0), k = weight.size(1);
   Tensor all = new_empty({n, round_up(k, hadamard::kSmallestBlock)}, kFloat).zero_();

@@ -11,9 +11,10 @@
 #include <cstring>
 
 #include "base/hadamard.h"
+#include "base/int_dot.h"
+#include "base/small_vector.h"
 #include "base/vec.h"
 #include "linear/problem.h"
-#include "base/int_dot.h"
 
 namespace twostep::integers {
 
@@ -114,7 +115,7 @@ void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int
 
 // Quantizes the rows of each problem, in memory that the calling thread keeps for its next call.
 template <class Precision, class Element>
-c10::SmallVector<Rows<Precision>, 1> round_rows(Problems<Element> problems) {
+SmallVector<Rows<Precision>, 1> round_rows(Problems<Element> problems) {
   static thread_local Scratch<int8_t> numbers;
   static thread_local Scratch<float> scales;
   static thread_local Scratch<typename Precision::Sum> sums;
@@ -125,7 +126,7 @@ c10::SmallVector<Rows<Precision>, 1> round_rows(Problems<Element> problems) {
   for (const auto& p : problems) rows.add(p.rows), size += round_up(p.rows, kTileRows);
   Rows<Precision> rest{steps, groups, numbers.get(size * steps * kStep * Precision::kBytes), scales.get(size * groups),
                        sums.get(size * groups), half_sums.get(Precision::kSumsHalves ? size * steps : 0)};
-  c10::SmallVector<Rows<Precision>, 1> rounded;
+  SmallVector<Rows<Precision>, 1> rounded;
   for (const auto& p : problems) rounded.push_back(rest), rest = rest.from(divide_up(p.rows, kTileRows));
   run_tasks(rows.count(), rows.count() * k < 1 << 15, [&](int64_t i) {
     const auto [problem, row] = rows[i];

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "base/activations.h"
+#include "base/array_ref.h"
 #include "base/prefetch.h"
 #include "base/rows.h"
 #include "base/vec.h"
@@ -245,7 +246,7 @@ void multiply_span(const RowsOf<Weight>& rows, const Span& span, const uint8_t* 
 // prefetched meanwhile: else few rows would wait for memory, and then memory for them. A panel that would be expanded
 // many times is expanded beforehand.
 template <class Weight, class Element>
-void multiply_vectors(Problems<Element> problems, c10::ArrayRef<RowsOf<Weight>> all_rows) {
+void multiply_vectors(Problems<Element> problems, ArrayRef<RowsOf<Weight>> all_rows) {
   const Tasks<Element> tasks(problems, kPanel, kTileRows, kRowsPerTask);
   const int64_t bytes = panel_bytes<Weight>(problems.front().k), lines = bytes / kLineBytes;
   const auto panel_of = [problems, bytes](const Task& task) {

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
@@ -50,10 +51,10 @@ void copy_rows(const char* from, int64_t from_stride, char* to, int64_t to_strid
 
 Exchange::Exchange(int64_t descriptor, int64_t rank, int64_t size, int64_t part_bytes, double timeout_s)
     : rank(rank), size(size), part_bytes_(divide_up(part_bytes, kPage) * kPage), timeout_s_(timeout_s) {
-  TORCH_CHECK(0 <= rank && rank < size, "a rank is below the number of ranks");
+  TWOSTEP_CHECK(0 <= rank && rank < size, "a rank is below the number of ranks");
   void* mapped = mmap(nullptr, memory_size(size, part_bytes), PROT_READ | PROT_WRITE, MAP_SHARED,
                       static_cast<int>(descriptor), 0);
-  TORCH_CHECK(mapped != MAP_FAILED, "the memory of all ranks cannot be mapped: ", std::strerror(errno));
+  TWOSTEP_CHECK(mapped != MAP_FAILED, "the memory of all ranks cannot be mapped: ", std::strerror(errno));
   memory_ = static_cast<char*>(mapped);
 }
 
@@ -85,8 +86,8 @@ void Exchange::publish() {
 }
 
 void Exchange::check_patience(int64_t rank, double waited_s) const {
-  TORCH_CHECK(header().is_aborted.load() == 0, "the ranks have been given up, since one of them failed");
-  TORCH_CHECK(waited_s < timeout_s_, "rank ", rank, " has not answered for ", static_cast<int64_t>(waited_s), " s");
+  TWOSTEP_CHECK(header().is_aborted.load() == 0, "the ranks have been given up, since one of them failed");
+  TWOSTEP_CHECK(waited_s < timeout_s_, "rank ", rank, " has not answered for ", static_cast<int64_t>(waited_s), " s");
 }
 
 void Exchange::wait_for(int64_t rank) const {
@@ -105,10 +106,10 @@ void Exchange::wait_for(int64_t rank) const {
 
 Tensor Exchange::gather(const Tensor& x, const std::vector<int64_t>& starts, const Buffer& out) {
   const int64_t element = x.element_size(), num_rows = x.size(0), own_bytes = x.size(1) * element;
-  TORCH_CHECK(x.dim() == 2 && x.size(1) == starts[rank + 1] - starts[rank], "rows do not have this rank's columns");
+  TWOSTEP_CHECK(x.dim() == 2 && x.size(1) == starts[rank + 1] - starts[rank], "rows do not have this rank's columns");
   int64_t widest = 1;
   for (int64_t r = 0; r < size; ++r) widest = std::max(widest, (starts[r + 1] - starts[r]) * element);
-  TORCH_CHECK(widest <= part_bytes_, "a row of ", widest, " bytes does not fit into the memory of a rank");
+  TWOSTEP_CHECK(widest <= part_bytes_, "a row of ", widest, " bytes does not fit into the memory of a rank");
   const Tensor own = x.contiguous();
   const Tensor& result = out.get({num_rows, starts[size]}, x);
   const auto* from = static_cast<const char*>(own.const_data_ptr());
@@ -132,9 +133,9 @@ Tensor Exchange::gather(const Tensor& x, const std::vector<int64_t>& starts, con
 
 Gather::Gather(Ref<Exchange> exchange, std::vector<int64_t> starts)
     : exchange(std::move(exchange)), starts(std::move(starts)) {
-  TORCH_CHECK(static_cast<int64_t>(this->starts.size()) == this->exchange->size + 1 && this->starts.front() == 0 &&
-                  std::is_sorted(this->starts.begin(), this->starts.end()),
-              "each rank's columns begin where those of the one before end");
+  TWOSTEP_CHECK(static_cast<int64_t>(this->starts.size()) == this->exchange->size + 1 && this->starts.front() == 0 &&
+                    std::is_sorted(this->starts.begin(), this->starts.end()),
+                "each rank's columns begin where those of the one before end");
 }
 
 }  // namespace twostep::ranks

@@ -1,13 +1,12 @@
 // A causal convolution of each channel by itself over a few tokens (engine/mixers/convolution.py).
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 
 #include "base/activations.h"
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/sizes.h"
 #include "base/tensor.h"
@@ -83,14 +82,14 @@ struct Convolution {
 Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, bool is_gated,
                    const Tensor& states, const Tensor& slots, const Tensor& starts) {
   const int64_t num_tokens = x.size(0), num_channels = x.size(1), num_taps = weight.size(0);
-  TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && weight.size(1) == num_channels && weight.is_contiguous() &&
-                  weight.scalar_type() == kFloat && 0 < num_taps && num_taps <= kMaxTaps,
-              "weights are float32 [up to ", kMaxTaps, " taps, channels]");
-  TORCH_CHECK(!bias || (bias->scalar_type() == kFloat && bias->is_contiguous() && bias->numel() == num_channels),
-              "biases are float32 [channels]");
-  TORCH_CHECK(states.dim() == 3 && states.size(1) == num_taps - 1 && states.size(2) == num_channels &&
-                  states.is_contiguous() && states.scalar_type() == x.scalar_type(),
-              "states are [slots, taps - 1, channels], of the rows' dtype");
+  TWOSTEP_CHECK(x.dim() == 2 && weight.dim() == 2 && weight.size(1) == num_channels && weight.is_contiguous() &&
+                    weight.scalar_type() == kFloat && 0 < num_taps && num_taps <= kMaxTaps,
+                "weights are float32 [up to ", kMaxTaps, " taps, channels]");
+  TWOSTEP_CHECK(!bias || (bias->scalar_type() == kFloat && bias->is_contiguous() && bias->numel() == num_channels),
+                "biases are float32 [channels]");
+  TWOSTEP_CHECK(states.dim() == 3 && states.size(1) == num_taps - 1 && states.size(2) == num_channels &&
+                    states.is_contiguous() && states.scalar_type() == x.scalar_type(),
+                "states are [slots, taps - 1, channels], of the rows' dtype");
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
   const Tensor output = new_empty({num_tokens, num_channels}, x.scalar_type());
@@ -112,7 +111,7 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Te
 Tensor short_convolution(const Tensor& rows, const Tensor& weight, const std::optional<Tensor>& bias,
                          const Tensor& states, const Tensor& slots, const Tensor& starts) {
   const int64_t num_channels = weight.size(-1);
-  TORCH_CHECK(rows.dim() == 2 && rows.size(1) == 3 * num_channels, "rows are gates, gates and inputs side by side");
+  TWOSTEP_CHECK(rows.dim() == 2 && rows.size(1) == 3 * num_channels, "rows are gates, gates and inputs side by side");
   const auto part = [&](int64_t index) { return rows.narrow(1, index * num_channels, num_channels); };
   const Tensor x = part(2).contiguous_clone();
   multiply_by_gates(x, part(0), "none");

@@ -1,7 +1,5 @@
 // What lies between the products of recurrent layers and of gated attention: rows that are multiplied by gates.
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,6 +7,7 @@
 #include <type_traits>
 
 #include "base/activations.h"
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/sizes.h"
 #include "base/tensor.h"
@@ -66,24 +65,24 @@ void norm_groups(float* x, const Element* gates, const Element* weight, int64_t 
 }  // namespace
 
 void multiply_by_gates(const Tensor& x, const Tensor& gates, std::string_view activation) {
-  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.sizes() == gates.sizes() && gates.stride(1) == 1 &&
-                  x.scalar_type() == gates.scalar_type(),
-              "x and its gates are rows of one size and dtype");
+  TWOSTEP_CHECK(x.dim() == 2 && x.is_contiguous() && x.sizes() == gates.sizes() && gates.stride(1) == 1 &&
+                    x.scalar_type() == gates.scalar_type(),
+                "x and its gates are rows of one size and dtype");
   with_element_of(x, "gates", [&]<class Element>(Element*) {
     if (activation == "sigmoid") return multiply_rows<Sigmoid, Element>(x, gates);
     if (activation == "silu") return multiply_rows<Silu, Element>(x, gates);
-    TORCH_CHECK(activation == "none", "gates of ", activation, " are not known");
+    TWOSTEP_CHECK(activation == "none", "gates of ", activation, " are not known");
     multiply_rows<Identity, Element>(x, gates);
   });
 }
 
 Tensor gated_group_norm(const Tensor& x, const Tensor& gates, const Tensor& weight, double eps, int64_t num_groups) {
-  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == kFloat && x.sizes() == gates.sizes() &&
-                  gates.stride(1) == 1,
-              "x, in float32, and its gates are rows of one size");
-  TORCH_CHECK(weight.is_contiguous() && weight.numel() == x.size(1) && weight.scalar_type() == gates.scalar_type() &&
-                  num_groups > 0 && x.size(1) % num_groups == 0,
-              "a weight has the rows' size, which is in groups, and the gates' dtype");
+  TWOSTEP_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == kFloat && x.sizes() == gates.sizes() &&
+                    gates.stride(1) == 1,
+                "x, in float32, and its gates are rows of one size");
+  TWOSTEP_CHECK(weight.is_contiguous() && weight.numel() == x.size(1) && weight.scalar_type() == gates.scalar_type() &&
+                    num_groups > 0 && x.size(1) % num_groups == 0,
+                "a weight has the rows' size, which is in groups, and the gates' dtype");
   const int64_t width = x.size(1);
   const Tensor out = new_empty(x.sizes(), gates.scalar_type());
   with_element_of(gates, "gates", [&]<class Element>(Element*) {

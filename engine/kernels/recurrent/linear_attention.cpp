@@ -2,8 +2,6 @@
 // the outer product of its key and value, and is read by its query. Prompts and single tokens go through the same
 // steps.
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include <utility>
 
 #include "base/activations.h"
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/sizes.h"
 #include "base/tensor.h"
@@ -26,17 +25,17 @@ namespace {
 
 void check(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay,
            const std::optional<Tensor>& rate) {
-  TORCH_CHECK(query.dim() == 3 && query.sizes() == key.sizes() && value.dim() == 3 && decay.dim() == 3,
-              "queries, keys, values and decays are [tokens, heads, size]");
+  TWOSTEP_CHECK(query.dim() == 3 && query.sizes() == key.sizes() && value.dim() == 3 && decay.dim() == 3,
+                "queries, keys, values and decays are [tokens, heads, size]");
   const int64_t num_tokens = value.size(0), num_heads = value.size(1);
-  TORCH_CHECK(key.size(0) == num_tokens && key.size(1) > 0 && num_heads % key.size(1) == 0, "heads are in groups");
-  TORCH_CHECK(decay.size(0) == num_tokens && decay.size(1) == num_heads &&
-                  (decay.size(2) == 1 || decay.size(2) == key.size(2)),
-              "a decay is one number, or one for each of a key");
-  TORCH_CHECK(!rate || (rate->dim() == 2 && rate->size(0) == num_tokens && rate->size(1) == num_heads),
-              "rates are [tokens, heads]");
+  TWOSTEP_CHECK(key.size(0) == num_tokens && key.size(1) > 0 && num_heads % key.size(1) == 0, "heads are in groups");
+  TWOSTEP_CHECK(
+      decay.size(0) == num_tokens && decay.size(1) == num_heads && (decay.size(2) == 1 || decay.size(2) == key.size(2)),
+      "a decay is one number, or one for each of a key");
+  TWOSTEP_CHECK(!rate || (rate->dim() == 2 && rate->size(0) == num_tokens && rate->size(1) == num_heads),
+                "rates are [tokens, heads]");
   for (const Tensor& each : {query, key, value, decay, rate.value_or(value)})
-    TORCH_CHECK(each.scalar_type() == kFloat, "linear attention is computed in float32");
+    TWOSTEP_CHECK(each.scalar_type() == kFloat, "linear attention is computed in float32");
 }
 
 // x / |x| * factor, but for an epsilon in the length: what an RMSNorm of weights 1 / sqrt(size) makes of it.
@@ -56,12 +55,12 @@ void to_unit_length(const Element* x, int64_t size, float factor, float* to) {
 }
 
 void check_gates(const Tensor& write, const Tensor& time_step, const Tensor& decay_rates, const Tensor& time_bias) {
-  TORCH_CHECK(write.dim() == 2 && write.sizes() == time_step.sizes() && write.stride(1) == 1 &&
-                  time_step.stride(1) == 1 && write.scalar_type() == time_step.scalar_type(),
-              "every token has two numbers for each head");
+  TWOSTEP_CHECK(write.dim() == 2 && write.sizes() == time_step.sizes() && write.stride(1) == 1 &&
+                    time_step.stride(1) == 1 && write.scalar_type() == time_step.scalar_type(),
+                "every token has two numbers for each head");
   for (const Tensor& each : {decay_rates, time_bias}) {
-    TORCH_CHECK(each.scalar_type() == kFloat && each.is_contiguous() && each.numel() == write.size(1),
-                "each head has a rate and a bias in float32");
+    TWOSTEP_CHECK(each.scalar_type() == kFloat && each.is_contiguous() && each.numel() == write.size(1),
+                  "each head has a rate and a bias in float32");
   }
 }
 
@@ -131,13 +130,13 @@ std::tuple<Tensor, Tensor> delta_gates(const Tensor& write, const Tensor& time_s
 Tensor gated_delta_rule(const Tensor& qkv, const Tensor& write, const Tensor& time_step, const Tensor& decay_rates,
                         const Tensor& time_bias, int64_t num_groups, const Tensor& states, const Tensor& slots,
                         const Tensor& starts) {
-  TORCH_CHECK(states.dim() == 5 && qkv.dim() == 2, "a row of queries, keys and values for each token");
+  TWOSTEP_CHECK(states.dim() == 5 && qkv.dim() == 2, "a row of queries, keys and values for each token");
   const int64_t num_tokens = qkv.size(0), num_heads = states.size(1), key_size = states.size(3);
   const int64_t before_values = 2 * num_groups * key_size, value_size = (qkv.size(1) - before_values) / num_heads;
-  TORCH_CHECK(before_values + num_heads * value_size == qkv.size(1) && num_groups > 0 && num_heads % num_groups == 0,
-              "rows have the heads of queries, keys and values side by side");
-  TORCH_CHECK(write.size(0) == num_tokens && write.size(1) == num_heads && write.scalar_type() == qkv.scalar_type(),
-              "every token has two numbers for each head, of the rows' dtype");
+  TWOSTEP_CHECK(before_values + num_heads * value_size == qkv.size(1) && num_groups > 0 && num_heads % num_groups == 0,
+                "rows have the heads of queries, keys and values side by side");
+  TWOSTEP_CHECK(write.size(0) == num_tokens && write.size(1) == num_heads && write.scalar_type() == qkv.scalar_type(),
+                "every token has two numbers for each head, of the rows' dtype");
   check_states(states, num_heads, key_size, value_size);
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const Tensor rows = qkv.stride(1) == 1 ? qkv : qkv.contiguous();

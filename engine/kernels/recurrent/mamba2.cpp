@@ -1,12 +1,11 @@
 // The scan of Mamba-2 (engine/mixers/mamba2_scan.py): linear attention whose decays and factors of values come from one
 // time per head and token.
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 #include <tuple>
 
 #include "base/activations.h"
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/sizes.h"
 #include "base/tensor.h"
@@ -20,11 +19,11 @@ namespace twostep::recurrent {
 
 std::tuple<Tensor, Tensor> mamba2_gates(const Tensor& time_step, const Tensor& decay_rates, const Tensor& time_bias,
                                         double least_time, double most_time) {
-  TORCH_CHECK(time_step.dim() == 2 && time_step.stride(1) == 1, "every token has a time step for each head");
+  TWOSTEP_CHECK(time_step.dim() == 2 && time_step.stride(1) == 1, "every token has a time step for each head");
   const int64_t num_tokens = time_step.size(0), num_heads = time_step.size(1);
   for (const Tensor& each : {decay_rates, time_bias}) {
-    TORCH_CHECK(each.scalar_type() == kFloat && each.is_contiguous() && each.numel() == num_heads,
-                "each head has a rate and a bias in float32");
+    TWOSTEP_CHECK(each.scalar_type() == kFloat && each.is_contiguous() && each.numel() == num_heads,
+                  "each head has a rate and a bias in float32");
   }
   const Tensor decays = new_empty({num_tokens, num_heads}, kFloat);
   const Tensor times = new_empty_like(decays);
@@ -54,17 +53,17 @@ std::tuple<Tensor, Tensor> mamba2_gates(const Tensor& time_step, const Tensor& d
 Tensor mamba2_scan(const Tensor& rows, const Tensor& time_step, const Tensor& decay_rates, const Tensor& time_bias,
                    const Tensor& skip, double least_time, double most_time, int64_t num_groups, const Tensor& states,
                    const Tensor& slots, const Tensor& starts) {
-  TORCH_CHECK(states.dim() == 5 && rows.dim() == 2 && num_groups > 0,
-              "a row of inputs, writes and reads for each token");
+  TWOSTEP_CHECK(states.dim() == 5 && rows.dim() == 2 && num_groups > 0,
+                "a row of inputs, writes and reads for each token");
   const int64_t num_tokens = rows.size(0), num_heads = states.size(1), state_size = states.size(3);
   const int64_t width = num_groups * state_size, inner = rows.size(1) - 2 * width, head_size = inner / num_heads;
-  TORCH_CHECK(inner > 0 && head_size * num_heads == inner && num_heads % num_groups == 0,
-              "rows have heads of inputs, and groups of writes and reads, side by side");
-  TORCH_CHECK(time_step.size(0) == num_tokens && time_step.size(1) == num_heads &&
-                  time_step.scalar_type() == rows.scalar_type(),
-              "every token has a time step for each head, of the rows' dtype");
-  TORCH_CHECK(skip.scalar_type() == kFloat && skip.is_contiguous() && skip.numel() == num_heads,
-              "each head has a factor in float32");
+  TWOSTEP_CHECK(inner > 0 && head_size * num_heads == inner && num_heads % num_groups == 0,
+                "rows have heads of inputs, and groups of writes and reads, side by side");
+  TWOSTEP_CHECK(time_step.size(0) == num_tokens && time_step.size(1) == num_heads &&
+                    time_step.scalar_type() == rows.scalar_type(),
+                "every token has a time step for each head, of the rows' dtype");
+  TWOSTEP_CHECK(skip.scalar_type() == kFloat && skip.is_contiguous() && skip.numel() == num_heads,
+                "each head has a factor in float32");
   check_states(states, num_heads, state_size, head_size);
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const Tensor own = rows.stride(1) == 1 ? rows : rows.contiguous();

@@ -5,10 +5,9 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdint>
 
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/sizes.h"
 #include "base/tensor.h"
@@ -102,10 +101,10 @@ struct MatrixStates {
 };
 
 inline void check_states(const Tensor& states, int64_t num_heads, int64_t key_size, int64_t value_size) {
-  TORCH_CHECK(states.dim() == 5 && states.size(1) == num_heads && states.size(2) == divide_up(value_size, kLanes) &&
-                  states.size(3) == key_size && states.size(4) == kLanes && states.is_contiguous() &&
-                  states.scalar_type() == kFloat,
-              "states are float32 [slots, heads, panels, key size, ", kLanes, "]");
+  TWOSTEP_CHECK(states.dim() == 5 && states.size(1) == num_heads && states.size(2) == divide_up(value_size, kLanes) &&
+                    states.size(3) == key_size && states.size(4) == kLanes && states.is_contiguous() &&
+                    states.scalar_type() == kFloat,
+                "states are float32 [slots, heads, panels, key size, ", kLanes, "]");
 }
 
 }  // namespace twostep::recurrent

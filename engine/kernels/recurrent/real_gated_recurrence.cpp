@@ -1,12 +1,11 @@
 // The real-gated linear recurrence of RecurrentGemma (engine/mixers/real_gated_recurrence.py): each channel has one
 // number of state, which decays at each token and gets its input.
 
-#include <c10/util/Exception.h>
-
 #include <cmath>
 #include <cstdint>
 
 #include "base/activations.h"
+#include "base/check.h"
 #include "base/rows.h"
 #include "base/sizes.h"
 #include "base/tensor.h"
@@ -68,14 +67,14 @@ struct RealGatedRecurrence {
 };
 
 void check(const Tensor& x, const Tensor& gates, const Tensor& rates, const Tensor& is_first, const Tensor& states) {
-  TORCH_CHECK(x.dim() == 2 && gates.dim() == 4 && gates.size(0) == x.size(0) && gates.size(2) == 2 &&
-                  gates.size(1) * gates.size(3) == x.size(1) && gates.scalar_type() == x.scalar_type(),
-              "inputs are [tokens, channels], gates [tokens, heads, 2, channels of a head], of one dtype");
-  TORCH_CHECK(rates.numel() == x.size(1) && rates.is_contiguous() && rates.scalar_type() == kFloat,
-              "each channel has a rate in float32");
-  TORCH_CHECK(is_first.numel() == x.size(0) && is_first.scalar_type() == kBool,
-              "each token is its sequence's first or not");
-  TORCH_CHECK(
+  TWOSTEP_CHECK(x.dim() == 2 && gates.dim() == 4 && gates.size(0) == x.size(0) && gates.size(2) == 2 &&
+                    gates.size(1) * gates.size(3) == x.size(1) && gates.scalar_type() == x.scalar_type(),
+                "inputs are [tokens, channels], gates [tokens, heads, 2, channels of a head], of one dtype");
+  TWOSTEP_CHECK(rates.numel() == x.size(1) && rates.is_contiguous() && rates.scalar_type() == kFloat,
+                "each channel has a rate in float32");
+  TWOSTEP_CHECK(is_first.numel() == x.size(0) && is_first.scalar_type() == kBool,
+                "each token is its sequence's first or not");
+  TWOSTEP_CHECK(
       states.dim() == 2 && states.size(1) == x.size(1) && states.is_contiguous() && states.scalar_type() == kFloat,
       "states are [slots, channels], in float32");
 }

@@ -1,12 +1,11 @@
 // The selective scan of Mamba (engine/mixers/selective_scan.py): each channel has a few numbers of state, which decay
 // at each token, get its input and are read.
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "base/check.h"
 #include "base/sizes.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
@@ -77,18 +76,18 @@ struct SelectiveScan {
 
 Tensor selective_scan(const Tensor& x, const Tensor& time_step, const Tensor& rates, const Tensor& write,
                       const Tensor& read, const Tensor& states, const Tensor& slots, const Tensor& starts) {
-  TORCH_CHECK(x.dim() == 2 && x.sizes() == time_step.sizes() && rates.dim() == 2 && rates.size(0) == x.size(1),
-              "inputs and times are [tokens, channels], rates [channels, state size]");
+  TWOSTEP_CHECK(x.dim() == 2 && x.sizes() == time_step.sizes() && rates.dim() == 2 && rates.size(0) == x.size(1),
+                "inputs and times are [tokens, channels], rates [channels, state size]");
   const int64_t num_tokens = x.size(0), num_channels = x.size(1), state_size = rates.size(1);
   for (const Tensor& each : {write, read}) {
-    TORCH_CHECK(each.dim() == 2 && each.size(0) == num_tokens && each.size(1) == state_size,
-                "what is written and what reads are [tokens, state size]");
+    TWOSTEP_CHECK(each.dim() == 2 && each.size(0) == num_tokens && each.size(1) == state_size,
+                  "what is written and what reads are [tokens, state size]");
   }
-  TORCH_CHECK(states.dim() == 3 && states.size(1) == num_channels && states.size(2) == state_size &&
-                  states.is_contiguous(),
-              "states are [slots, channels, state size]");
+  TWOSTEP_CHECK(
+      states.dim() == 3 && states.size(1) == num_channels && states.size(2) == state_size && states.is_contiguous(),
+      "states are [slots, channels, state size]");
   for (const Tensor& each : {x, time_step, rates, write, read, states})
-    TORCH_CHECK(each.scalar_type() == kFloat, "a selective scan is computed in float32");
+    TWOSTEP_CHECK(each.scalar_type() == kFloat, "a selective scan is computed in float32");
   const Sequences sequences(slots, starts, states.size(0), num_tokens);
   const Tensor inputs = x.contiguous(), times = time_step.contiguous(), own_rates = rates.contiguous();
   const Tensor writes = write.contiguous(), reads = read.contiguous(), output = new_empty_like(inputs);

@@ -1,10 +1,9 @@
 // Greedy sampling: the likeliest token of each row, from logits in the model's own dtype.
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-
 #include <cmath>
 
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
@@ -29,13 +28,13 @@ void argmax_rows(const Tensor& logits, int64_t* to) {
 }  // namespace
 
 Tensor argmax(const Tensor& logits) {
-  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
+  TWOSTEP_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
   const Tensor rows = logits.contiguous();
   Tensor found = new_empty({rows.size(0)}, kLong);
   switch (rows.scalar_type()) {
     case kFloat: argmax_rows<float>(rows, found.mutable_data_ptr<int64_t>()); break;
-    case kBFloat16: argmax_rows<at::BFloat16>(rows, found.mutable_data_ptr<int64_t>()); break;
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "argmax of ", rows.scalar_type(), " is not implemented");
+    case kBFloat16: argmax_rows<BFloat16>(rows, found.mutable_data_ptr<int64_t>()); break;
+    default: fail_not_implemented("argmax of ", rows.scalar_type(), " is not implemented");
   }
   return found;
 }

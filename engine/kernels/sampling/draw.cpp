@@ -2,15 +2,15 @@
 // them and has the same in torch. Probabilities are integers here: a sum of them is the same in any order, so no filter
 // needs to sort.
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 
+#include "base/array_ref.h"
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
@@ -159,10 +159,10 @@ void draw_rows(const Tensor& logits, const int64_t* likeliest, const Controls* c
 
 void check(const Tensor& logits, const Tensor& likeliest, const Tensor& controls) {
   const int64_t rows = logits.dim() == 2 ? logits.size(0) : -1;
-  TORCH_CHECK(rows >= 0 && logits.size(1) > 0, "logits are rows [T, V]");
-  TORCH_CHECK(likeliest.dim() == 1 && likeliest.size(0) == rows, "there is one likeliest token a row");
-  TORCH_CHECK(controls.sizes() == at::IntArrayRef({rows, kNumControls}), "controls are rows of ", kNumControls);
-  TORCH_CHECK(likeliest.scalar_type() == kLong && controls.scalar_type() == kDouble, "of int64 and float64");
+  TWOSTEP_CHECK(rows >= 0 && logits.size(1) > 0, "logits are rows [T, V]");
+  TWOSTEP_CHECK(likeliest.dim() == 1 && likeliest.size(0) == rows, "there is one likeliest token a row");
+  TWOSTEP_CHECK(controls.sizes() == IntArrayRef({rows, kNumControls}), "controls are rows of ", kNumControls);
+  TWOSTEP_CHECK(likeliest.scalar_type() == kLong && controls.scalar_type() == kDouble, "of int64 and float64");
 }
 
 }  // namespace
@@ -179,15 +179,15 @@ Tensor draw_tokens(const Tensor& logits, const Tensor& likeliest, const Tensor& 
   };
   switch (rows.scalar_type()) {
     case kFloat: draw(float{}); break;
-    case kBFloat16: draw(at::BFloat16{}); break;
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "a draw from ", rows.scalar_type(), " is not implemented");
+    case kBFloat16: draw(BFloat16{}); break;
+    default: fail_not_implemented("a draw from ", rows.scalar_type(), " is not implemented");
   }
   return drawn;
 }
 
 Tensor token_weights(const Tensor& logits, double largest, double temperature) {
-  TORCH_CHECK(logits.dim() == 1 && logits.is_contiguous(), "logits are a row [V]");
-  TORCH_CHECK(logits.scalar_type() == kFloat, "of float32");
+  TWOSTEP_CHECK(logits.dim() == 1 && logits.is_contiguous(), "logits are a row [V]");
+  TWOSTEP_CHECK(logits.scalar_type() == kFloat, "of float32");
   Tensor weights = new_empty(logits.sizes(), kInt);
   weigh(logits.const_data_ptr<float>(), logits.size(0), largest, temperature,
         reinterpret_cast<Weight*>(weights.mutable_data_ptr<int32_t>()));

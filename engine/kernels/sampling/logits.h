@@ -2,13 +2,12 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "base/check.h"
 #include "base/tensor.h"
 #include "base/vec.h"
 
@@ -55,7 +54,7 @@ inline void check_tokens(const Tensor& tokens, int64_t vocab_size, int64_t lowes
   const int64_t* ids = tokens.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < tokens.size(0); ++row) {
     const int64_t id = ids[row];
-    TORCH_CHECK(lowest <= id && id < vocab_size, "token ", id, " is not in a vocabulary of ", vocab_size);
+    TWOSTEP_CHECK(lowest <= id && id < vocab_size, "token ", id, " is not in a vocabulary of ", vocab_size);
   }
 }
 

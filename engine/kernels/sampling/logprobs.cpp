@@ -1,14 +1,13 @@
 // Log-probabilities of tokens and of the likeliest tokens; engine/runner/logprobs.py has the same in torch.
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <tuple>
 
+#include "base/bfloat16.h"
+#include "base/check.h"
 #include "base/operators.h"
 #include "base/tensor.h"
 #include "base/thread_pool.h"
@@ -102,10 +101,10 @@ void score_rows(const Tensor& logits, const int64_t* tokens, Scores& scores) {
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> score_tokens(const Tensor& logits, const Tensor& tokens, int64_t num_top) {
-  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
-  TORCH_CHECK(tokens.dim() == 1 && tokens.size(0) == logits.size(0), "there is one token a row");
-  TORCH_CHECK(tokens.scalar_type() == kLong, "tokens are int64");
-  TORCH_CHECK(0 <= num_top && num_top <= logits.size(1), num_top, " of ", logits.size(1), " tokens");
+  TWOSTEP_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
+  TWOSTEP_CHECK(tokens.dim() == 1 && tokens.size(0) == logits.size(0), "there is one token a row");
+  TWOSTEP_CHECK(tokens.scalar_type() == kLong, "tokens are int64");
+  TWOSTEP_CHECK(0 <= num_top && num_top <= logits.size(1), num_top, " of ", logits.size(1), " tokens");
   const Tensor rows = logits.contiguous(), ids = tokens.contiguous();
   check_tokens(ids, rows.size(1));
   const int64_t num_rows = rows.size(0);
@@ -113,8 +112,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> score_tokens(const Tensor& logits, co
                 new_empty({num_rows, num_top}, kFloat), new_empty({num_rows, num_top}, ids.scalar_type())};
   switch (rows.scalar_type()) {
     case kFloat: score_rows<float>(rows, ids.const_data_ptr<int64_t>(), scores); break;
-    case kBFloat16: score_rows<at::BFloat16>(rows, ids.const_data_ptr<int64_t>(), scores); break;
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "scores of ", rows.scalar_type(), " are not implemented");
+    case kBFloat16: score_rows<BFloat16>(rows, ids.const_data_ptr<int64_t>(), scores); break;
+    default: fail_not_implemented("scores of ", rows.scalar_type(), " are not implemented");
   }
   return {scores.logprobs, scores.ranks, scores.top_logprobs, scores.top_ids};
 }

@@ -1,5 +1,4 @@
 // Dot products of integers against plain loops, at the ends of their ranges, too; vectors and transforms by their bits.
-// None of it needs torch but for its number of 16 bits.
 
 #include "base/activations.h"
 #include "base/hadamard.h"
@@ -178,7 +177,7 @@ void print_rounding() {
     std::memcpy(&number, &bits, sizeof(number));
     return number;
   });
-  std::vector<at::BFloat16> rounded(x.size());
+  std::vector<BFloat16> rounded(x.size());
   for (size_t i = 0; i < x.size(); i += kLanes) store(rounded.data() + i, load(x.data() + i));
   checks::print_bits("rounded to bfloat16", rounded);
   for (size_t i = 0; i < x.size(); i += kLanes) store(x.data() + i, load(rounded.data() + i));

@@ -98,7 +98,7 @@ int main() {
   multiply<vector::Float32>(), multiply<vector::BFloat16>();
   constexpr int64_t kAll = int64_t{1} << 40;
   attend<float, attention::FloatWords>(0, kAll), attend<float, attention::FloatWords>(20, 100);
-  attend<at::BFloat16, attention::WidenedWords>(0, kAll);
-  attend<at::BFloat16, attention::WidenedWords>(20, 100);
-  normalize_and_rotate<float>(), normalize_and_rotate<at::BFloat16>();
+  attend<BFloat16, attention::WidenedWords>(0, kAll);
+  attend<BFloat16, attention::WidenedWords>(20, 100);
+  normalize_and_rotate<float>(), normalize_and_rotate<BFloat16>();
 }

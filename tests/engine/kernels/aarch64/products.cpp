@@ -16,7 +16,7 @@ constexpr int64_t kRows = 9, kColumns = kPanel, kLength = 600;  // K: two whole 
 
 checks::Numbers numbers;
 
-uint32_t bfloat16_of(float magnitude) { return at::BFloat16(numbers.real(magnitude)).x; }
+uint32_t bfloat16_of(float magnitude) { return BFloat16(numbers.real(magnitude)).bits; }
 
 void set_word(uint8_t* header, int64_t lane, uint32_t word) {
   std::memcpy(header + lane * sizeof(word), &word, sizeof(word));

@@ -38,5 +38,5 @@ void sample(checks::Numbers& numbers) {
 
 int main() {
   checks::Numbers numbers;
-  sample<float>(numbers), sample<at::BFloat16>(numbers);
+  sample<float>(numbers), sample<BFloat16>(numbers);
 }
