@@ -1,10 +1,12 @@
 """Compiles the C++ kernels of this directory's folders for one ISA level into one shared library, and finds it again.
 
 A library's name is `<level>-<source key>-<compiler key>.so`. The source key covers the sources, the flags and torch's
-version; the compiler key covers the compiler and extra flags. So a change of any of them compiles anew, and a machine
-without a compiler can still use a library that was made elsewhere. Libraries appear under their final name by an atomic
-rename. What is compiled meanwhile lies in a directory beside it, so that an interrupted compile goes on where it was; a
-lock on that directory, which ends with its holder, has a second process wait for the first.
+version; the compiler key covers the compiler and extra flags. So a change of any of them makes another library, and a
+machine without a compiler can still use one that was made elsewhere. Libraries appear under their final name by an
+atomic rename. The cache keeps the objects of the newest, one of each folder of sources, in `<level>-<compiler
+key>.objects`: what has not changed since is not compiled again, and an interrupted compile goes on where it was. Only
+one of them depends on torch's version. A lock on that directory, which ends with its holder, has a second process wait
+for the first.
 """
 
 import contextlib
@@ -135,13 +137,14 @@ def build_library(
         return path
     started_s = time.monotonic()
     try:
-        with _own_objects(directory / f".{path.stem}.objects") as objects:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _own_objects(cache_dir() / f"{level.name}-{compiler_key}.objects") as kept:
             if path.exists():  # made by the process that was waited for
                 return path
-            logger.info("compiling CPU kernels for %s, once, some minutes on few cores", level.name)
+            logger.info("compiling CPU kernels for %s, once, a minute or more on few cores", level.name)
             with nullcontext(workers) if workers else _compile_workers() as pool:
-                built = _compile(compiler, level, extra_flags, objects, pool)
-            os.replace(built, path)
+                objects = _compile(compiler, level, extra_flags, kept, pool)
+            _make([*compiler, *extra_flags, "-shared", "-pthread", *map(str, objects), *_torch_link_flags()], path)
     except OSError as error:
         raise KernelBuildError(f"cannot write {directory} ({error}); set TWOSTEP_CACHE_DIR") from error
     logger.info("compiled CPU kernels for %s in %.1f s: %s", level.name, time.monotonic() - started_s, path)
@@ -150,16 +153,13 @@ def build_library(
 
 @contextmanager
 def _own_objects(directory: Path) -> Iterator[Path]:
-    """Makes the directory of what is compiled on the way to a library, waits until no other process uses it, and in the
-    end removes it. Only a process that is killed leaves it, with what it has compiled."""
+    """Makes the directory of what is compiled on the way to a library, and waits until no other process uses it."""
     directory.mkdir(parents=True, exist_ok=True)
     lock = os.open(directory, os.O_RDONLY)
     try:
         _wait_for(lock, directory)
-        directory.mkdir(exist_ok=True)  # the process that was waited for has removed it
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
         os.close(lock)
 
 
@@ -175,11 +175,17 @@ def _wait_for(lock: int, directory: Path) -> None:
 
 def source_key(level: IsaLevel) -> str:
     """What a library for `level` is made of, the compiler left out: sources, flags, torch's version, architecture."""
-    import torch
+    return _key_of(SOURCE_DIR.rglob("*.cpp"), _level_flags(level), is_bound_to_torch=True)
 
-    version = str(torch.__version__).partition("+")[0]  # builds for CPUs and for GPUs have the same interface
-    parts = [version, platform.machine(), *_level_flags(level)]
-    for source in sorted([*SOURCE_DIR.rglob("*.cpp"), *SOURCE_DIR.rglob("*.h")]):
+
+def _key_of(sources: Iterable[Path], flags: Sequence[str], *, is_bound_to_torch: bool) -> str:
+    """What is made of these sources and of all headers."""
+    parts = [platform.machine(), *flags]
+    if is_bound_to_torch:
+        import torch
+
+        parts.append(str(torch.__version__).partition("+")[0])  # builds for CPUs and for GPUs have the same interface
+    for source in sorted([*sources, *SOURCE_DIR.rglob("*.h")]):
         parts += [source.relative_to(SOURCE_DIR).as_posix(), source.read_text(encoding="utf-8")]
     return _digest(parts)
 
@@ -189,25 +195,27 @@ def _compile_workers() -> ThreadPoolExecutor:
 
 
 def _compile(
-    compiler: Sequence[str], level: IsaLevel, extra_flags: Sequence[str], scratch: Path, workers: Executor
-) -> Path:
-    """Compiles the sources of every folder at once, one process each, and links them; returns the library inside
-    `scratch`. What is there already is not compiled again."""
-    folders = _source_folders()
-    objects = {folder: (scratch / "kernels" / folder.relative_to(SOURCE_DIR)).with_suffix(".o") for folder in folders}
-    compile_flags = [*_level_flags(level), *extra_flags, f"-I{SOURCE_DIR}"]
+    compiler: Sequence[str], level: IsaLevel, extra_flags: Sequence[str], kept: Path, workers: Executor
+) -> list[Path]:
+    """Compiles the sources of every folder at once, one process each; returns their objects, in the directory `kept`.
+    What is there already is not compiled again, and what is of other sources is removed."""
+    flags, folders = [*_level_flags(level), *extra_flags], _source_folders()
+    objects = {folder: kept / f"{folder.name}-{_object_key(folder, flags)}.o" for folder in folders}
+    for path in set(kept.iterdir()).difference(objects.values()):
+        path.unlink()
     jobs = [
-        workers.submit(_make, [*compiler, *compile_flags, *_as_one_source(folder)], target)
+        workers.submit(_make, [*compiler, *flags, f"-I{SOURCE_DIR}", *_as_one_source(folder)], target)
         for folder, target in objects.items()
         if not target.exists()
     ]
     for number, job in enumerate(as_completed(jobs), start=len(folders) - len(jobs) + 1):
         job.result()
         logger.info("compiled %d of %d parts for %s", number, len(folders), level.name)
-    library = scratch / "kernels.so"
-    link_flags = [*extra_flags, "-shared", "-pthread"]
-    _run([*compiler, *link_flags, *map(str, objects.values()), *_torch_link_flags(), "-o", str(library)])
-    return library
+    return list(objects.values())
+
+
+def _object_key(folder: Path, flags: Sequence[str]) -> str:
+    return _key_of(folder.glob("*.cpp"), flags, is_bound_to_torch=folder.name == _BINDING)
 
 
 def _source_folders() -> list[Path]:
@@ -230,7 +238,6 @@ def _as_one_source(folder: Path) -> list[str]:
 
 def _make(command: Sequence[str], target: Path) -> None:
     """Runs a command that writes `target`, which is there once it is whole."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}.part")
     _run([*command, "-o", str(unfinished)])
     os.replace(unfinished, target)
@@ -241,8 +248,8 @@ def _level_flags(level: IsaLevel) -> list[str]:
 
 
 def _torch_compile_flags() -> list[str]:
-    """Torch's headers as system headers (no warnings from them). That of all its operators, which takes longer than most
-    kernels, is an error: each operator has its own."""
+    """Torch's headers as system headers (no warnings from them). That of all its operators, which takes longer than
+    most kernels, is an error: each operator has its own."""
     from torch.utils.cpp_extension import include_paths
 
     includes = [flag for path in include_paths() for flag in ("-isystem", path)]

@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-import shutil
 import stat
 import threading
 import time
@@ -27,9 +26,10 @@ needs_compiler = pytest.mark.skipif(not build.find_compiler(), reason="no C++ co
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replaces the kernels' source directory by one that compiles in a second."""
+    """Replaces the kernels' source directory by one that compiles in a second, and the cache by an empty one."""
     directory = tmp_path / "sources"
     directory.mkdir()
+    monkeypatch.setenv("TWOSTEP_CACHE_DIR", str(tmp_path / "cache"))
     (directory / "tiny.cpp").write_text(TINY)
     monkeypatch.setattr(build, "SOURCE_DIR", directory)
     return directory
@@ -43,7 +43,8 @@ def add_source(path: Path) -> None:
 @needs_compiler
 def test_a_library_is_compiled_once(sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    (sources / "tiny.cpp").write_text("#include <ATen/Parallel.h>\n" + TINY)
+    (sources / "binding").mkdir()
+    (sources / "binding" / "torch.cpp").write_text("#include <ATen/Parallel.h>\n")
     path = build_library(GENERIC, tmp_path / "out")
     assert path.name.startswith("generic-") and caplog.messages[0].startswith("compiling CPU")
     caplog.clear()
@@ -95,29 +96,62 @@ class KilledError(BaseException):
     """Stands for the end of the process: what it would do after that does not happen."""
 
 
-@needs_compiler
-def test_a_compile_that_was_killed_goes_on_where_it_was(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_source(sources / "folder" / "other.cpp")
-    commands: list[str] = []
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What has been run so far: the second folder's source is "other.cpp"."""
+    ran: list[str] = []
     run = build._run
 
-    def run_until_linked(command: Sequence[str]) -> None:
-        commands.append(" ".join(command))
-        if "-shared" in command and len(commands) == 3:
-            raise KilledError
+    def run_and_tell(command: Sequence[str]) -> None:
+        ran.append(" ".join(command))
         run(command)
 
-    monkeypatch.setattr(build, "_run", run_until_linked)
+    monkeypatch.setattr(build, "_run", run_and_tell)
+    return ran
+
+
+@needs_compiler
+def test_a_compile_that_was_killed_goes_on_where_it_was(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: list[str]
+) -> None:
+    add_source(sources / "folder" / "other.cpp")
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(build, "_torch_link_flags", raise_killed)
         build_library(GENERIC, tmp_path / "out")
-    (objects,) = (tmp_path / "out").iterdir()
-    (objects / "kernels" / "folder.o").unlink()
-    (objects / "kernels" / "folder.77.part").touch()
+    (other,) = (tmp_path / "cache").glob("*.objects/folder-*.o")
+    other.rename(other.with_suffix(".77.part"))
     path = build_library(GENERIC, tmp_path / "out")
     assert [path] == list((tmp_path / "out").iterdir())
+    assert len(commands) == 4 and "other.cpp" in commands[2] and "-shared" in commands[3]
+    assert len([*(tmp_path / "cache").glob("*.objects/*")]) == 2
+
+
+def raise_killed() -> list[str]:
+    raise KilledError
+
+
+@needs_compiler
+def test_what_has_not_changed_is_not_compiled_again(sources: Path, tmp_path: Path, commands: list[str]) -> None:
+    add_source(sources / "folder" / "other.cpp")
+    build_library(GENERIC, tmp_path / "out")
+    (sources / "tiny.cpp").write_text(TINY + "// changed")
+    build_library(GENERIC, tmp_path / "out")
+    assert len(commands) == 5 and "tiny.cpp" in commands[3] and "-shared" in commands[4]
+    (sources / "folder" / "shared.h").touch()
+    build_library(GENERIC, tmp_path / "out")
+    assert len(commands) == 8
+    assert len([*(tmp_path / "cache").glob("*.objects/*")]) == 2
+
+
+@needs_compiler
+def test_another_version_of_torch_compiles_anew_what_binds_to_it_alone(
+    sources: Path, tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_source(sources / "binding" / "other.cpp")
+    paths = {build_library(GENERIC, tmp_path / "out")}
+    monkeypatch.setattr("torch.__version__", "99.0")
+    paths.add(build_library(GENERIC, tmp_path / "out"))
+    assert len(paths) == 2
     assert len(commands) == 5 and "other.cpp" in commands[3] and "-shared" in commands[4]
 
 
