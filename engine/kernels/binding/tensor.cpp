@@ -1,4 +1,4 @@
-// What kernels ask of torch's tensors. No other source includes torch's header of them, but those that register.
+// What kernels ask of torch: its tensors, its errors and how many threads it may use.
 
 #include "base/tensor.h"
 
