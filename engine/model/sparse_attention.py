@@ -16,7 +16,7 @@ from engine.attention.registry import AttentionCall
 from engine.core.errors import UnsupportedModelError
 from engine.model.known.same_code import class_named, global_of, is_same
 
-__all__ = ["Indexer", "ScaledIndexer", "check_sparse", "is_sparse", "replace_indexers"]
+__all__ = ["Indexer", "LastRotatingIndexer", "ScaledIndexer", "check_sparse", "is_sparse", "replace_indexers"]
 
 _INDEXER = "indexer"
 Rotate = Callable[..., tuple[Tensor, Tensor]]
@@ -31,6 +31,7 @@ class Indexer(nn.Module):
         self.wq_b, self.wk, self.k_norm = indexer.wq_b, indexer.wk, indexer.k_norm
         self.weights_proj = indexer.weights_proj
         self._weights_dtype: torch.dtype = indexer.weights_proj.weight.dtype
+        self._norm_dtype: torch.dtype = indexer.k_norm.weight.dtype
         self._factor = indexer.softmax_scale * indexer.n_heads**-0.5
         self._layer, self._num_chosen = int(indexer.layer_idx), int(indexer.index_topk)
         self._head_dim, self._num_rotated = indexer.head_dim, indexer.qk_rope_head_dim
@@ -42,7 +43,7 @@ class Indexer(nn.Module):
 
     def _call_of(self, query: Tensor, hidden_states: Tensor, rotation: tuple[Tensor, Tensor]) -> IndexCall:
         """Returns what decides, of queries [1, T, H, size] that are not rotated yet and hidden_states [1, T, ...]."""
-        key = self.k_norm(self.wk(hidden_states)).unsqueeze(2)  # [1, T, 1, size]
+        key = self.k_norm(self.wk(hidden_states).to(self._norm_dtype)).to(query.dtype).unsqueeze(2)  # [1, T, 1, size]
         if self._num_rotated:
             query, key = self._rotated(query, key, rotation)
         weights = self.weights_proj(hidden_states.to(self._weights_dtype)).float() * self._factor
@@ -67,6 +68,15 @@ class LatentIndexer(Indexer):
         self, hidden_states: Tensor, q_resid: Tensor, position_embeddings: tuple[Tensor, Tensor], *_: Any, **__: Any
     ) -> IndexCall:
         return self._call_of(self._queries_of(q_resid), hidden_states, position_embeddings)
+
+
+class LastRotatingIndexer(LatentIndexer):
+    """An indexer whose queries and keys are rotated at their end."""
+
+    def _rotated(self, query: Tensor, key: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        rest, last = slice(-self._num_rotated), slice(-self._num_rotated, None)
+        rotated_query, rotated_key = self._rotate(query[..., last], key[..., last], *rotation, unsqueeze_dim=2)
+        return torch.cat((query[..., rest], rotated_query), dim=-1), torch.cat((key[..., rest], rotated_key), dim=-1)
 
 
 class ScaledIndexer(Indexer):
@@ -94,6 +104,7 @@ class ScaledIndexer(Indexer):
 _KNOWN: dict[str, tuple[type[Indexer], str]] = {
     "deepseek_v32.DeepseekV32Indexer": (LatentIndexer, "apply_rotary_pos_emb"),
     "glm_moe_dsa.GlmMoeDsaIndexer": (LatentIndexer, "apply_rotary_pos_emb_interleave"),
+    "hy_v4.HYV4Indexer": (LastRotatingIndexer, "apply_rotary_pos_emb"),
     "mistral_large4.MistralLarge4TextIndexer": (ScaledIndexer, "apply_rotary_pos_emb_interleave"),
 }
 """Indexers whose code is known, by family and class: what replaces each, and the function that rotates its queries and

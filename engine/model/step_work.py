@@ -32,7 +32,7 @@ def size_of(module: PreTrainedModel, calls: Iterable[AttentionCall], kv_dtype: t
     """Returns the size of a packed module; `calls` are those of its attention layers, over a cache of `kv_dtype`."""
     head = module.get_output_embeddings()
     layers: list[Weight] = [m.packed for m in module.modules() if isinstance(m, PackedLinear) and m is not head]
-    layers += [w.packed for m in module.modules() if isinstance(w := vars(m).get("weight"), RouterWeight)]
+    layers += [w.packed for m in module.modules() for w in vars(m).values() if isinstance(w, RouterWeight)]
     layers += [w for m in module.modules() if isinstance(m, LatentHeads) for w in m.weights]
     layers += [p for p in _unpacked(module, head) if p.dim() == 2]
     head_weights: list[Weight] = [head.packed] if isinstance(head, PackedLinear) else list(head.parameters())

@@ -1,7 +1,7 @@
 """Mixture-of-experts layers and their routers, batch invariant.
 
 In transformers neither is made of linear modules: the weights of all experts are one 3-D parameter, and a router
-passes a parameter of its own to `F.linear`.
+passes a parameter of its own to `F.linear`. So do hyper-connections, which count as routers.
 """
 
 import functools
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PackedExperts",
     "PackedLlama4Experts",
+    "RouterWeight",
     "is_experts",
     "is_router",
     "loops_over_experts",
@@ -194,23 +195,39 @@ class RouterWeight(WeightHandle):
 
 
 def is_router(module: nn.Module) -> bool:
-    """Whether the module's own 2-D weight is used by its forward in `F.linear` and, but for its type, nowhere else."""
-    weight = module._parameters.get("weight")
-    if weight is None or weight.dim() != 2:
-        return False
+    """Whether the module multiplies by 2-D parameters of its own, as routers and hyper-connections do."""
+    return bool(_multiplied_parameters(module))
+
+
+def _multiplied_parameters(module: nn.Module) -> list[str]:
+    """Returns the names of the module's own 2-D parameters that its forward uses in `F.linear` and, but for their
+    types, nowhere else."""
+    names = [name for name, parameter in module._parameters.items() if parameter is not None and parameter.dim() == 2]
     try:
-        source = inspect.getsource(type(module).forward)
+        source = inspect.getsource(type(module).forward) if names else ""
     except (OSError, TypeError):
-        return False
-    num_uses = len(re.findall(r"self\.weight(?!\.dtype)", source))
-    if num_uses == 0:
-        return isinstance(module, nn.Linear) and "super().forward(" in source
-    return num_uses == len(re.findall(r"linear\([^\n]*self\.weight(?!\.dtype)", source))
+        return []
+    return [name for name in names if _is_multiplied(name, source) or _is_handed_on(module, name, source)]
+
+
+def _is_multiplied(name: str, source: str) -> bool:
+    use = rf"self\.{name}\b(?!\.dtype)"
+    num_uses = len(re.findall(use, source))
+    return 0 < num_uses == len(re.findall(rf"linear\([^\n]*{use}", source))
+
+
+def _is_handed_on(module: nn.Module, name: str, source: str) -> bool:
+    """Whether a linear layer's forward calls that of `nn.Linear`, and leaves the weight to it."""
+    uses = re.search(rf"self\.{name}\b(?!\.dtype)", source)
+    return name == "weight" and uses is None and isinstance(module, nn.Linear) and "super().forward(" in source
 
 
 def pack_router(router: nn.Module, pack: Pack) -> int:
-    """Replaces the router's weight by a packed one; returns the bytes that it holds."""
-    weight = cast(Tensor, router._parameters.pop("weight")).detach().clone()  # off the mapped checkpoint file
-    handle = RouterWeight(weight, pack)
-    cast(Any, router).weight = handle
-    return weight.nbytes + handle.packed.nbytes
+    """Replaces the router's weights by packed ones; returns the bytes that they hold."""
+    num_bytes = 0
+    for name in _multiplied_parameters(router):
+        weight = cast(Tensor, router._parameters.pop(name)).detach().clone()  # off the mapped checkpoint file
+        handle = RouterWeight(weight, pack)
+        setattr(router, name, handle)
+        num_bytes += weight.nbytes + handle.packed.nbytes
+    return num_bytes

@@ -15,6 +15,10 @@ SPARSE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "GlmMoeDsaConfig",
         {"q_lora_rank": 16, "indexer_types": ["full", "shared", "full"], **_DSA},
     ),
+    "hy_v4": (
+        "HYV4Config",
+        {"q_lora_rank": 16, "indexer_types": ["full", "shared", "full"], "swiglu_limit": 0.8, **_DSA},
+    ),
     "mistral_large4": (
         "MistralLarge4TextConfig",
         {

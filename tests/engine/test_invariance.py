@@ -37,6 +37,7 @@ ARCHITECTURES = (
     "cohere2",
     "gemma4_e",
     "deepseek_v32",
+    "hy_v4",
     *sorted(WITH_STATES),
 )
 FURTHER = ("mistral_large4", "glm_moe_dsa", "glm4_moe", "hunyuan_moe", "ministral3", "gemma4")

@@ -12,11 +12,18 @@ from engine.attention import approximate, registry, sparse
 from engine.attention.kv_cache import LayerShape, VectorShape, bytes_per_block
 from engine.attention.metadata import IndexCall
 from engine.core.errors import UnsupportedModelError
+from engine.model import sparse_attention
 from engine.model.known.text_models import register_language_model
 from engine.model.latent_attention import keep_latents
 from engine.model.paging_proof import prove_paging
 from engine.model.planning.estimate import estimate
-from engine.model.sparse_attention import Indexer, ScaledIndexer, check_sparse, replace_indexers
+from engine.model.sparse_attention import (
+    Indexer,
+    LastRotatingIndexer,
+    ScaledIndexer,
+    check_sparse,
+    replace_indexers,
+)
 from engine.model.text_part import TEXT_PART_NAMES
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.tiny_architectures import tiny_config, tiny_model
@@ -39,7 +46,11 @@ def some_of_mistral() -> PreTrainedModel:
     return model.eval()
 
 
-@pytest.fixture(params=[some_of_glm, some_of_mistral])
+def some_of_hy() -> PreTrainedModel:
+    return tiny_model("hy_v4")
+
+
+@pytest.fixture(params=[some_of_glm, some_of_mistral, some_of_hy])
 def proved(request: pytest.FixtureRequest) -> Callable[[], None]:
     """Returns what proves a model, as it is loaded."""
     registry.register()
@@ -107,7 +118,8 @@ def test_the_proof_refuses_index_keys_that_are_not_kept(
 def test_the_proof_refuses_index_keys_that_are_not_rotated(
     proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Indexer, "_rotated", lambda _, query, key, rotation: (query, key))
+    for kind in (Indexer, LastRotatingIndexer):
+        monkeypatch.setattr(kind, "_rotated", lambda _, query, key, rotation: (query, key))
     with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
         proved()
 
@@ -148,7 +160,17 @@ def test_the_proof_refuses_rotations_where_there_are_none(
         proved()
 
 
-def test_what_chooses_in_another_way_is_refused() -> None:
+@pytest.mark.parametrize("proved", [some_of_hy], indirect=True)
+def test_the_proof_refuses_rotations_of_other_numbers(
+    proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LastRotatingIndexer, "_rotated", Indexer._rotated)
+    with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
+        proved()
+
+
+def test_what_chooses_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sparse_attention._KNOWN, "hy_v4.HYV4Indexer")
     with pytest.raises(UnsupportedModelError, match=r"HYV4ForCausalLM chooses the positions .* not known here"):
         replace_indexers(tiny_model("hy_v4"))
 
@@ -168,6 +190,16 @@ def call_with_index(is_latent: bool) -> Any:
 
     Call.is_latent = is_latent  # type: ignore[attr-defined]
     return Call()
+
+
+@pytest.mark.parametrize("kv", ["int8", "int4"])
+def test_latents_in_few_bits_keep_the_model_s_type_for_index_keys(kv: str, tmp_path: Path) -> None:
+    tiny_model(
+        "hy_v4", {"kv_lora_rank": 256, "qk_rope_head_dim": 32, "qk_head_dim": 48, "head_dim": 32}
+    ).save_pretrained(tmp_path)
+    model = load_tiny(tmp_path, "bfloat16", kv=kv)
+    assert all(layer.is_latent for layer in model.layers)
+    assert [layer.index for layer in model.layers] == [VectorShape(128, torch.bfloat16)] * 2 + [None] * 2
 
 
 def test_a_cache_that_cannot_hold_latents_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.kernels import load_kernels
 from engine.weights.linear import prepare_linears
-from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_router
+from engine.weights.moe import PackedExperts, PackedLlama4Experts, RouterWeight, is_experts, is_router, pack_router
 from engine.weights.packing_policy import packing_for
 from tests.engine.tiny_models import ARCHITECTURES, SPARSE, make_config
 
@@ -180,6 +180,25 @@ def test_a_router_may_ask_for_its_weight_in_float32(kernels_available: bool) -> 
     torch.testing.assert_close(router(x), expected)
     assert router(x).dtype is router.weight.float().dtype is torch.float32
     assert router.weight.to(torch.float32) is router.weight.float()
+
+
+def test_a_router_s_weights_may_have_any_name(kernels_available: bool) -> None:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fn, self.further = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(2, 6))
+            self.fn_bias = nn.Parameter(torch.randn(4, 1))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            first = nn.functional.linear(x, self.fn.float())
+            return first + self.fn_bias.sum(), nn.functional.linear(x, self.further)
+
+    router, x = Router(), torch.randn(3, 6)
+    expected = router(x)
+    assert prepare_linears(router, kernels_available).unconverted == ("fn_bias",)
+    assert isinstance(router.fn, RouterWeight) and isinstance(router.further, RouterWeight)
+    for product, one in zip(router(x), expected, strict=True):
+        torch.testing.assert_close(product, one.detach())
 
 
 def test_a_module_that_uses_its_weight_otherwise_is_no_router() -> None:
