@@ -45,3 +45,31 @@ class IndexCall(NamedTuple):
     """The layer that keeps the keys. Layers behind it may attend to the positions that it chose."""
     num_chosen: int
     """How many positions a token attends to; all where it sees no more."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.query, self.key, self.weights
+
+
+class BlockIndexCall(NamedTuple):
+    """What decides to which blocks of positions each token attends (`engine.attention.sparse_blocks`)."""
+
+    query: Tensor  # [num_tokens, num_index_heads, index_size]: each head chooses for a group of attention's
+    key: Tensor  # [num_tokens, index_size]
+    layer: int
+    """The layer that keeps the keys."""
+    block_size: int
+    """Positions of a block, counted from the beginning of each sequence."""
+    num_blocks: int
+    """How many blocks a token attends to; all where it sees no more."""
+    num_near: int
+    """How many of these are its own block and those next before it, whatever their scores are."""
+
+    @property
+    def num_chosen(self) -> int:
+        """How many positions a token attends to at most."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.query, self.key

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from engine.attention.metadata import AttentionParams, IndexCall
+from engine.attention.metadata import AttentionParams, BlockIndexCall, IndexCall
 from engine.weights.latent_heads import LatentHeads
 
 ATTENTION_NAME = "twostep"
@@ -31,7 +31,7 @@ class AttentionCall(NamedTuple):
     is_causal: bool
     is_latent: bool = False
     """Whether the value is the first numbers of the key."""
-    sparse: IndexCall | None = None
+    sparse: IndexCall | BlockIndexCall | None = None
     """None if a token attends to all that it sees."""
 
     def with_tensors(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
@@ -81,9 +81,10 @@ def _attention(
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     indices: IndexCall | None = None,
+    block_indices: BlockIndexCall | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    if not isinstance(indices, IndexCall | None):
+    if not isinstance(indices, IndexCall | None) or not isinstance(block_indices, BlockIndexCall | None):
         raise TypeError("the positions that it attends to are chosen in a way that is not known here")
     heads, queries = _latent_heads_of(module), query[0].transpose(0, 1)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -96,7 +97,7 @@ def _attention(
         has_mask=attention_mask is not None and attention_mask.numel() > 0,
         is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
         is_latent=heads is not None,
-        sparse=indices,
+        sparse=indices or block_indices,
     )
     output = attend(call)
     return (output if heads is None else heads.expand(output))[None], None

@@ -117,7 +117,7 @@ def check_same(name: str, before: Sequence[AttentionCall], after: Sequence[Atten
 
 
 def _tensors_of(call: AttentionCall) -> tuple[Tensor, ...]:
-    return (*call[:3], *(call.sparse[:3] if call.sparse else ()))
+    return (*call[:3], *(call.sparse.tensors if call.sparse else ()))
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

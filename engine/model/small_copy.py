@@ -13,7 +13,8 @@ MAX_WIDTH = 64
 """Width of each MLP and expert. Attention and the residual stream keep their widths, which depend on one another."""
 MAX_WINDOW = 8
 MIN_INDEX_HEADS = 16
-"""Heads of indexers. With few the product of none may be positive: such scores are equal, and torch chooses any."""
+"""Heads of indexers that choose positions. With few the product of none may be positive: such scores are equal, and
+torch chooses any."""
 
 _NOT_OF_A_KIND = "idx", "index", "limit"
 """Parts of names of what layers of one kind may differ by."""
@@ -27,7 +28,7 @@ def cut_config(config: PreTrainedConfig, num_layers: int) -> None:
             setattr(config, name, 0)
         elif type(value) is int and not name.endswith("layers"):
             setattr(config, name, min(value, _limit_of(name)))
-    if isinstance(heads := getattr(config, "index_n_heads", None), int):
+    if isinstance(heads := getattr(config, "index_n_heads", None), int) and hasattr(config, "index_topk"):
         config.index_n_heads = max(heads, MIN_INDEX_HEADS)
 
 

@@ -1,8 +1,9 @@
 """Sparse attention over the paged cache: layers hand on what decides which positions a token attends to.
 
-In models with DeepSeek's sparse attention each layer has an indexer, or attends to what the one before it chose. An
-indexer whose code is known is replaced by one that makes the same queries, keys and weights of heads, and leaves the
-choice to where the keys of the tokens before are: the KV cache (`engine.attention.sparse`).
+In models with DeepSeek's sparse attention each layer has an indexer, or attends to what the one before it chose; in
+those with MiniMax's, indexers choose blocks of positions. An indexer whose code is known is replaced by one that makes
+the same queries, keys and weights of heads, and leaves the choice to where the keys of the tokens before are: the KV
+cache (`engine.attention.sparse`, `engine.attention.sparse_blocks`).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +12,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention.metadata import IndexCall
+from engine.attention.metadata import BlockIndexCall, IndexCall
 from engine.attention.registry import AttentionCall
 from engine.core.errors import UnsupportedModelError
 from engine.model.known.same_code import class_named, global_of, is_same
 
-__all__ = ["Indexer", "LastRotatingIndexer", "ScaledIndexer", "check_sparse", "is_sparse", "replace_indexers"]
+__all__ = [
+    "BlockIndexer",
+    "Indexer",
+    "LastRotatingIndexer",
+    "ScaledIndexer",
+    "check_sparse",
+    "is_sparse",
+    "replace_indexers",
+]
 
-_INDEXER = "indexer"
+_INDEXER, _LATENT_PROJECTION, _KEY_PROJECTION = "indexer", "kv_b_proj", "k_proj"
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -101,10 +110,46 @@ class ScaledIndexer(Indexer):
         return self._call_of(query, hidden_states, position_embeddings)
 
 
-_KNOWN: dict[str, tuple[type[Indexer], str]] = {
+class BlockIndexer(nn.Module):
+    """Makes of a layer's input what decides to which blocks of positions its tokens attend, which count from the
+    beginning of each sequence."""
+
+    def __init__(self, indexer: Any, rotate: Rotate) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.q_norm, self.k_norm = (
+            indexer.q_proj,
+            indexer.k_proj,
+            indexer.q_norm,
+            indexer.k_norm,
+        )
+        self._layer, self._head_dim, self._rotate = int(indexer.layer_idx), int(indexer.head_dim), rotate
+        self._block_size, self._num_blocks = int(indexer.block_size), int(indexer.topk_blocks)
+        self._num_near = int(indexer.local_blocks)
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *_: Any, **__: Any
+    ) -> BlockIndexCall:
+        query, key = (
+            norm(projection(hidden_states).unflatten(-1, (-1, self._head_dim)))  # [1, T, heads, size]
+            for norm, projection in ((self.q_norm, self.q_proj), (self.k_norm, self.k_proj))
+        )
+        rotation = (each[..., : self._head_dim] for each in position_embeddings)
+        query, key = self._rotate(query, key, *rotation, unsqueeze_dim=2)
+        return BlockIndexCall(
+            query=query[0],
+            key=key[0, :, 0],
+            layer=self._layer,
+            block_size=self._block_size,
+            num_blocks=self._num_blocks,
+            num_near=self._num_near,
+        )
+
+
+_KNOWN: dict[str, tuple[Callable[[Any, Rotate], Indexer | BlockIndexer], str]] = {
     "deepseek_v32.DeepseekV32Indexer": (LatentIndexer, "apply_rotary_pos_emb"),
     "glm_moe_dsa.GlmMoeDsaIndexer": (LatentIndexer, "apply_rotary_pos_emb_interleave"),
     "hy_v4.HYV4Indexer": (LastRotatingIndexer, "apply_rotary_pos_emb"),
+    "minimax_m3_vl.MiniMaxM3VLIndexer": (BlockIndexer, "apply_rotary_pos_emb"),
     "mistral_large4.MistralLarge4TextIndexer": (ScaledIndexer, "apply_rotary_pos_emb_interleave"),
 }
 """Indexers whose code is known, by family and class: what replaces each, and the function that rotates its queries and
@@ -113,16 +158,17 @@ keys."""
 
 def replace_indexers(model: nn.Module) -> None:
     """Replaces the indexers of `model` in place. Raises UnsupportedModelError for those of code that is not known."""
-    for attention in [each for each in model.modules() if hasattr(each, _INDEXER) and hasattr(each, "kv_b_proj")]:
+    for attention in [each for each in model.modules() if hasattr(each, _INDEXER) and _is_attention(each)]:
         indexer = getattr(attention, _INDEXER)
         if indexer is not None:
             setattr(attention, _INDEXER, _replacement_of(indexer, type(model).__name__))
-        attention.register_forward_pre_hook(_with_empty_mask, with_kwargs=True)
+        if hasattr(attention, _LATENT_PROJECTION):
+            attention.register_forward_pre_hook(_with_empty_mask, with_kwargs=True)
 
 
 def is_sparse(model: nn.Module) -> bool:
     """Whether layers of the model attend to chosen positions."""
-    return any(isinstance(each, Indexer) for each in model.modules())
+    return any(isinstance(each, Indexer | BlockIndexer) for each in model.modules())
 
 
 def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.device) -> None:
@@ -132,14 +178,30 @@ def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.devic
         raise UnsupportedModelError(
             f"{model} has sparse attention, which is computed on the CPU only: use --device cpu."
         )
-    if not all(call.is_latent for call in sparse):
+    if not all(call.is_latent for call in sparse if isinstance(call.sparse, IndexCall)):
         raise UnsupportedModelError(
             f"{model} has sparse attention, which needs latents in the KV cache: leave out --kv-cache-dtype, and "
             "adapters of kv_b_proj."
         )
+    for call in sparse:
+        if isinstance(call.sparse, BlockIndexCall):
+            _check_groups(model, call.sparse.query.shape[1], call.key.shape[1])
 
 
-def _replacement_of(indexer: nn.Module, name: str) -> Indexer:
+def _check_groups(model: str, num_index_heads: int, num_kv_heads: int) -> None:
+    fewer, more = sorted((num_index_heads, num_kv_heads))
+    if more % fewer:
+        raise UnsupportedModelError(
+            f"{model} has {num_index_heads} heads that choose blocks and {num_kv_heads} heads of keys, of which "
+            "neither is a multiple of the other."
+        )
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return hasattr(module, _LATENT_PROJECTION) or hasattr(module, _KEY_PROJECTION)
+
+
+def _replacement_of(indexer: nn.Module, name: str) -> Indexer | BlockIndexer:
     written = type(indexer).forward
     for known, (kind, rotate) in _KNOWN.items():
         if is_same(written, class_named(known).forward):

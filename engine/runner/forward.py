@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention import AttentionBackend, AttentionMetadata, sparse
-from engine.attention.kv_cache import KVCache
-from engine.attention.metadata import IndexCall
+from engine.attention import AttentionBackend, AttentionMetadata, sparse, sparse_blocks
+from engine.attention.kv_cache import KVCache, LayerCache
+from engine.attention.metadata import BlockIndexCall, IndexCall
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.mixers.draft_step import DraftStep
@@ -216,6 +216,8 @@ class _PagedAttention:
                 f"Layer {call.layer} sees a window of {call.params.sliding_window} tokens, and saw one of {window}."
             )
         self._backend.write_kv(call.key, call.value, cache, metadata.slot_mapping)
+        if isinstance(call.sparse, BlockIndexCall):
+            return self._attend_to_blocks(call, call.sparse, cache, metadata)
         if call.sparse is not None:
             if call.sparse.layer == call.layer:
                 self._chosen = self._choose(call.sparse, metadata)
@@ -230,6 +232,19 @@ class _PagedAttention:
         if metadata.max_context_len <= index.num_chosen:
             return None
         return sparse.attending_to(self._backend.choose_slots(index, keys, metadata), metadata)
+
+    def _attend_to_blocks(
+        self, call: AttentionCall, index: BlockIndexCall, cache: LayerCache, metadata: AttentionMetadata
+    ) -> Tensor:
+        """Writes index keys, then attends to the blocks that they choose, group of heads by group of heads, where these
+        are not all that there are."""
+        keys = self._cache.index_keys_of(index.layer)
+        sparse.write_index_keys(index.key, keys, metadata.slot_mapping)
+        if metadata.max_context_len <= index.num_chosen:
+            return self._backend.paged_attention(call.query, cache, metadata, call.params)
+        chosen = sparse_blocks.attending_to_blocks(index, keys, metadata, cache)
+        attend = self._backend.paged_attention
+        return sparse_blocks.attend_in_groups(attend, call.query, index, cache, chosen, call.params)
 
 
 class _SlottedStates:

@@ -19,6 +19,16 @@ SPARSE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "HYV4Config",
         {"q_lora_rank": 16, "indexer_types": ["full", "shared", "full"], "swiglu_limit": 0.8, **_DSA},
     ),
+    "minimax_m3": (
+        "MiniMaxM3VLTextConfig",
+        {
+            **{"layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"], "head_dim": 8},
+            **{"mlp_layer_types": ["dense", "sparse", "sparse"], "rotary_dim": 4, "swiglu_limit": 0.8},
+            **{"index_block_size": 4, "index_topk_blocks": 3, "index_head_dim": 10, "index_n_heads": 2},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
+            **{"dense_intermediate_size": 48, "shared_intermediate_size": 16},
+        },
+    ),
     "mistral_large4": (
         "MistralLarge4TextConfig",
         {

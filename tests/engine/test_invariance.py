@@ -38,6 +38,7 @@ ARCHITECTURES = (
     "gemma4_e",
     "deepseek_v32",
     "hy_v4",
+    "minimax_m3",
     *sorted(WITH_STATES),
 )
 FURTHER = ("mistral_large4", "glm_moe_dsa", "glm4_moe", "hunyuan_moe", "ministral3", "gemma4")

@@ -109,6 +109,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "deepseek_v32": (0.29, 0.35, 0.72),  # rounded index keys choose other positions
     "glm_moe_dsa": (0.2, 0.27, 0.56),
     "hy_v4": (0.16, 0.22, 0.58),
+    "minimax_m3": (0.15, 0.2, 0.53),
     "mistral_large4": (0.2, 0.29, 0.54),
     "wide": (0.013, 0.033, 0.28),
 }

@@ -95,6 +95,12 @@ _CHANGES["ernie4_5_vl_moe"] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
 }
 _CHANGES["deepseek_ocr2"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+_CHANGES["minimax_m3_vl_text"] = {
+    "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "minimax_m3_sparse"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    **{"index_block_size": 8, "index_topk_blocks": 3, "index_head_dim": 16},
+    "rotary_dim": 8,
+}
 _CHANGES["mistral_large4"] = {
     "no_rope_layers": [1, 0, 1, 0],
     "indexer_types": ["full", "full", "shared", "full"],

@@ -52,7 +52,6 @@ MIXES_OTHERWISE: dict[str, dict[str, Any]] = {
     "phimoe": {"sliding_window": 8},
     "bart": {},
     "deepseek_v4": {},
-    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
 }
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engine.attention import approximate, registry, sparse
+from engine.attention import approximate, registry, sparse, sparse_blocks
 from engine.attention.kv_cache import LayerShape, VectorShape, bytes_per_block
-from engine.attention.metadata import IndexCall
+from engine.attention.metadata import AttentionParams, IndexCall
+from engine.attention.registry import AttentionCall
 from engine.core.errors import UnsupportedModelError
 from engine.model import sparse_attention
 from engine.model.known.text_models import register_language_model
@@ -50,7 +51,11 @@ def some_of_hy() -> PreTrainedModel:
     return tiny_model("hy_v4")
 
 
-@pytest.fixture(params=[some_of_glm, some_of_mistral, some_of_hy])
+def some_of_minimax() -> PreTrainedModel:
+    return tiny_model("minimax_m3_vl_text")
+
+
+@pytest.fixture(params=[some_of_glm, some_of_mistral, some_of_hy, some_of_minimax])
 def proved(request: pytest.FixtureRequest) -> Callable[[], None]:
     """Returns what proves a model, as it is loaded."""
     registry.register()
@@ -98,6 +103,7 @@ def without_weights(index: IndexCall, *args: Any) -> torch.Tensor:
 chosen = approximate.choose_slots
 
 
+@pytest.mark.parametrize("proved", [some_of_glm, some_of_mistral, some_of_hy], indirect=True)
 @pytest.mark.parametrize("wrong", [one_too_few, without_weights])
 def test_the_proof_refuses_a_wrong_choice(
     wrong: Callable[..., torch.Tensor], proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
@@ -107,10 +113,26 @@ def test_the_proof_refuses_a_wrong_choice(
         proved()
 
 
+@pytest.mark.parametrize("proved", [some_of_minimax], indirect=True)
+@pytest.mark.parametrize("change", [{"num_blocks": 1}, {"num_near": 0}])
+def test_the_proof_refuses_a_wrong_choice_of_blocks(
+    change: dict[str, int], proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = sparse_blocks.attending_to_blocks
+    monkeypatch.setattr(
+        sparse_blocks, "attending_to_blocks", lambda index, *args: choose(index._replace(**change), *args)
+    )
+    with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
+        proved()
+
+
 def test_the_proof_refuses_index_keys_that_are_not_kept(
     proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "write_index_keys", lambda keys, cache, slots: cache.view(-1, 128)[slots].copy_(keys))
+    def write_nowhere(keys: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+        cache.view(-1, cache.shape[2])[slots].copy_(keys)
+
+    monkeypatch.setattr(sparse, "write_index_keys", write_nowhere)
     with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
         proved()
 
@@ -118,8 +140,7 @@ def test_the_proof_refuses_index_keys_that_are_not_kept(
 def test_the_proof_refuses_index_keys_that_are_not_rotated(
     proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kind in (Indexer, LastRotatingIndexer):
-        monkeypatch.setattr(kind, "_rotated", lambda _, query, key, rotation: (query, key))
+    monkeypatch.setattr(sparse_attention, "global_of", lambda *_: lambda query, key, *_, **__: (query, key))
     with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
         proved()
 
@@ -184,12 +205,17 @@ def test_it_is_refused_where_it_cannot_be_computed() -> None:
         check_sparse("it", [call_with_index(is_latent=False)], torch.device("cpu"))
 
 
-def call_with_index(is_latent: bool) -> Any:
-    class Call:
-        sparse = object()
+def test_heads_that_choose_blocks_must_fit_those_of_keys(tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "index_n_heads": 3}
+    tiny_model("minimax_m3_vl_text", heads).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="3 heads that choose blocks and 2 heads of keys"):
+        load_tiny(tmp_path)
 
-    Call.is_latent = is_latent  # type: ignore[attr-defined]
-    return Call()
+
+def call_with_index(is_latent: bool) -> AttentionCall:
+    numbers = torch.zeros(1, 1, 1)
+    index = IndexCall(numbers, numbers[0], numbers[0], layer=0, num_chosen=1)
+    return AttentionCall(*[numbers] * 3, 0, AttentionParams(1.0), False, True, is_latent, index)
 
 
 @pytest.mark.parametrize("kv", ["int8", "int4"])
