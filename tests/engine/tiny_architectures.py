@@ -12,6 +12,7 @@ CAUSAL_TYPES: tuple[str, ...] = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 NUM_LAYERS = 4
 NUM_HEADS = 4
 _SIZES: dict[str, int] = {
+    **{"dense_intermediate_size": 128, "shared_intermediate_size": 32},
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size"), 64),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), NUM_HEADS),
     "encoder_attention_heads": NUM_HEADS,
@@ -95,7 +96,7 @@ _CHANGES["ernie4_5_vl_moe"] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
 }
 _CHANGES["deepseek_ocr2"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
-_CHANGES["minimax_m3_vl_text"] = {
+_CHANGES["minimax_m3_vl"] = _CHANGES["minimax_m3_vl_text"] = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "minimax_m3_sparse"],
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     **{"index_block_size": 8, "index_topk_blocks": 3, "index_head_dim": 16},

@@ -63,6 +63,11 @@ _TEXT_MODELS = {
 """Type of a text model -> the model."""
 
 
+_NAMED_AS_WHOLE = {"minimax_m3_vl_text": ("MiniMaxM3VLForCausalLM", "minimax_m3_vl")}
+"""Type of a text model of which transformers has a language model -> its class, and the type of the whole model, whose
+names in layers it is not told to read."""
+
+
 class _WithHead(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A text model with a head, of which each text model's own class is derived."""
 
@@ -101,14 +106,23 @@ def leave_out_unused(module: PreTrainedModel) -> None:
 def register_language_model(config: PreTrainedConfig, tensor_names: Mapping[str, str]) -> None:
     """Lets transformers make and read a language model of the text model with `config`, if its type is listed here.
     `tensor_names` say what tensors of a whole model are called in it, as patterns."""
+    if config.model_type in _NAMED_AS_WHOLE:
+        name, whole_type = _NAMED_AS_WHOLE[config.model_type]
+        in_layers = [each for each in _names_of_whole(whole_type) if each.source_patterns[0].startswith(r"\.")]
+        register_checkpoint_conversion_mapping(name, in_layers, overwrite=True)
     text = _TEXT_MODELS.get(config.model_type)
     if text is None:
         return
     kind: type[PreTrainedModel] = _language_model(text, cast(Any, type(config)))
-    of_whole = get_checkpoint_conversion_mapping(text.whole_type) or []
     names = [WeightRenaming(source_patterns=old, target_patterns=new) for old, new in tensor_names.items()]
+    of_whole = _names_of_whole(text.whole_type)
     register_checkpoint_conversion_mapping(kind.__name__, [*of_whole, *names], overwrite=True)
     AutoModelForCausalLM.register(type(config), kind, exist_ok=True)
+
+
+def _names_of_whole(whole_type: str) -> list[Any]:
+    """Returns what transformers changes of the names and tensors in checkpoints of a whole model."""
+    return get_checkpoint_conversion_mapping(whole_type) or []
 
 
 @functools.cache
