@@ -51,6 +51,32 @@ class IndexCall(NamedTuple):
         return self.query, self.key, self.weights
 
 
+class PoolIndexCall(NamedTuple):
+    """What decides to which pools of positions each token attends (`engine.attention.sparse_pools`)."""
+
+    query: Tensor  # [num_tokens, num_index_heads, index_size]
+    key: Tensor  # [num_tokens, 2 * index_size]: each token's key, then its gate
+    weights: Tensor  # [num_tokens, num_index_heads] float32
+    position_gates: Tensor  # [pool_size, index_size]
+    layer: int
+    """The layer that keeps the keys. Layers behind it may attend to the pools that it chose."""
+    num_pools: int
+    """How many whole pools a token attends to; all where it sees no more."""
+
+    @property
+    def pool_size(self) -> int:
+        return self.position_gates.shape[0]
+
+    @property
+    def num_chosen(self) -> int:
+        """How many positions a token attends to at most: those of pools, and some behind them."""
+        return (self.num_pools + 1) * self.pool_size - 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.query, self.key, self.weights
+
+
 class BlockIndexCall(NamedTuple):
     """What decides to which blocks of positions each token attends (`engine.attention.sparse_blocks`)."""
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from engine.attention.metadata import AttentionParams, BlockIndexCall, IndexCall
+from engine.attention.metadata import AttentionParams, BlockIndexCall, IndexCall, PoolIndexCall
 from engine.weights.latent_heads import LatentHeads
 
 ATTENTION_NAME = "twostep"
@@ -31,7 +31,7 @@ class AttentionCall(NamedTuple):
     is_causal: bool
     is_latent: bool = False
     """Whether the value is the first numbers of the key."""
-    sparse: IndexCall | BlockIndexCall | None = None
+    sparse: IndexCall | BlockIndexCall | PoolIndexCall | None = None
     """None if a token attends to all that it sees."""
 
     def with_tensors(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
@@ -74,7 +74,7 @@ def _attention(
     query: Tensor,  # [1, num_heads, num_tokens, head_size]
     key: Tensor,  # [1, num_kv_heads, num_tokens, head_size]
     value: Tensor,  # [1, num_kv_heads, num_tokens, head_size_v]
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | PoolIndexCall | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -86,6 +86,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     if not isinstance(indices, IndexCall | None) or not isinstance(block_indices, BlockIndexCall | None):
         raise TypeError("the positions that it attends to are chosen in a way that is not known here")
+    pools = attention_mask if isinstance(attention_mask, PoolIndexCall) else None
     heads, queries = _latent_heads_of(module), query[0].transpose(0, 1)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(
@@ -94,10 +95,10 @@ def _attention(
         value=value[0].transpose(0, 1),
         layer=int(module.layer_idx),  # type: ignore[arg-type]
         params=AttentionParams(scaling, sliding_window, softcap, s_aux),
-        has_mask=attention_mask is not None and attention_mask.numel() > 0,
+        has_mask=isinstance(attention_mask, Tensor) and attention_mask.numel() > 0,
         is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
         is_latent=heads is not None,
-        sparse=indices or block_indices,
+        sparse=indices or block_indices or pools,
     )
     output = attend(call)
     return (output if heads is None else heads.expand(output))[None], None

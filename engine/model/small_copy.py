@@ -38,7 +38,7 @@ def _limit_of(name: str) -> float:
         return NUM_VOCAB
     if name.endswith(("sliding_window", "index_topk", "index_block_size")):
         return MAX_WINDOW
-    if name.endswith("index_topk_blocks"):
+    if name.endswith(("index_topk_blocks", "index_kpool")):
         return 2
     return MAX_WIDTH if name.endswith(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")) else math.inf
 

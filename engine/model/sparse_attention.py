@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention.metadata import BlockIndexCall, IndexCall
+from engine.attention.metadata import BlockIndexCall, IndexCall, PoolIndexCall
 from engine.attention.registry import AttentionCall
 from engine.core.errors import UnsupportedModelError
 from engine.model.known.same_code import class_named, global_of, is_same
@@ -28,7 +28,9 @@ __all__ = [
 ]
 
 _INDEXER, _LATENT_PROJECTION, _KEY_PROJECTION = "indexer", "kv_b_proj", "k_proj"
+_FROM_CHOICE = "build_attention_mask_from_topk"
 Rotate = Callable[..., tuple[Tensor, Tensor]]
+_NO_ROTATION = torch.empty(0), torch.empty(0)
 
 
 class Indexer(nn.Module):
@@ -110,6 +112,28 @@ class ScaledIndexer(Indexer):
         return self._call_of(query, hidden_states, position_embeddings)
 
 
+class PoolIndexer(Indexer):
+    """An indexer that chooses pools of positions, by keys that it weighs by gates; none rotates."""
+
+    def __init__(self, indexer: Any, rotate: Rotate) -> None:
+        super().__init__(indexer, rotate)
+        if not indexer.index_kpool_always_select_tail:
+            raise UnsupportedModelError(
+                "Models whose tokens attend to whole pools of positions only (index_kpool_always_select_tail: false) "
+                "cannot be served: the first tokens of a text would see nothing."
+            )
+        gates = indexer.index_kpool_compress_gate
+        self.gate_proj = nn.Linear(gates.shape[1], gates.shape[0], bias=False, device="meta")
+        self.gate_proj.weight = gates
+        self.index_kpool_compress_ape = indexer.index_kpool_compress_ape
+        self._num_rotated, self._num_pools = 0, self._num_chosen // int(indexer.index_kpool)
+
+    def forward(self, hidden_states: Tensor, q_resid: Tensor, **_: Any) -> PoolIndexCall:
+        own = self._call_of(self._queries_of(q_resid), hidden_states, _NO_ROTATION)
+        keys = torch.cat((own.key, self.gate_proj(hidden_states)[0]), dim=-1)
+        return PoolIndexCall(own.query, keys, own.weights, self.index_kpool_compress_ape, self._layer, self._num_pools)
+
+
 class BlockIndexer(nn.Module):
     """Makes of a layer's input what decides to which blocks of positions its tokens attend, which count from the
     beginning of each sequence."""
@@ -148,6 +172,7 @@ class BlockIndexer(nn.Module):
 _KNOWN: dict[str, tuple[Callable[[Any, Rotate], Indexer | BlockIndexer], str]] = {
     "deepseek_v32.DeepseekV32Indexer": (LatentIndexer, "apply_rotary_pos_emb"),
     "glm_moe_dsa.GlmMoeDsaIndexer": (LatentIndexer, "apply_rotary_pos_emb_interleave"),
+    "glm5_next.Glm5NextTextIndexer": (PoolIndexer, ""),
     "hy_v4.HYV4Indexer": (LastRotatingIndexer, "apply_rotary_pos_emb"),
     "minimax_m3_vl.MiniMaxM3VLIndexer": (BlockIndexer, "apply_rotary_pos_emb"),
     "mistral_large4.MistralLarge4TextIndexer": (ScaledIndexer, "apply_rotary_pos_emb_interleave"),
@@ -164,6 +189,8 @@ def replace_indexers(model: nn.Module) -> None:
             setattr(attention, _INDEXER, _replacement_of(indexer, type(model).__name__))
         if hasattr(attention, _LATENT_PROJECTION):
             attention.register_forward_pre_hook(_with_empty_mask, with_kwargs=True)
+        if hasattr(attention, _FROM_CHOICE):
+            setattr(attention, _FROM_CHOICE, _as_chosen)
 
 
 def is_sparse(model: nn.Module) -> bool:
@@ -178,7 +205,7 @@ def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.devic
         raise UnsupportedModelError(
             f"{model} has sparse attention, which is computed on the CPU only: use --device cpu."
         )
-    if not all(call.is_latent for call in sparse if isinstance(call.sparse, IndexCall)):
+    if not all(call.is_latent for call in sparse if not isinstance(call.sparse, BlockIndexCall)):
         raise UnsupportedModelError(
             f"{model} has sparse attention, which needs latents in the KV cache: leave out --kv-cache-dtype, and "
             "adapters of kv_b_proj."
@@ -207,6 +234,11 @@ def _replacement_of(indexer: nn.Module, name: str) -> Indexer | BlockIndexer:
         if is_same(written, class_named(known).forward):
             return kind(indexer, cast(Rotate, global_of(written, rotate)))
     raise UnsupportedModelError(f"{name} chooses the positions that it attends to in a way that is not known here.")
+
+
+def _as_chosen(topk_indices: PoolIndexCall, **_: Any) -> PoolIndexCall:
+    """Hands on what decides, in place of a mask."""
+    return topk_indices
 
 
 def _with_empty_mask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

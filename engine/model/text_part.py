@@ -14,7 +14,17 @@ _WHOLE_MODELS = frozenset(
     (
         *("aria", "aya_vision", "cohere2_vision", "deepseek_ocr2", "deepseek_vl", "deepseek_vl_hybrid"),
         *("ernie4_5_vl_moe", "exaone4_5", "fast_vlm", "fun_asr_nano", "gemma3", "gemma3n", "gemma4"),
-        *("gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmasr", "glmga", "granite_docling"),
+        *(
+            "gemma4_unified",
+            "glm46v",
+            "glm5_next",
+            "glm4v",
+            "glm4v_moe",
+            "glm_ocr",
+            "glmasr",
+            "glmga",
+            "granite_docling",
+        ),
         *("granite_speech", "granite_speech_plus", "hunyuan_vl", "hyperclovax_vision_v2", "idefics2", "idefics3"),
         *("internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4", "llava", "llava_next"),
         *("llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "minimax_m3_vl"),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention import AttentionBackend, AttentionMetadata, sparse, sparse_blocks
+from engine.attention import AttentionBackend, AttentionMetadata, sparse, sparse_blocks, sparse_pools
 from engine.attention.kv_cache import KVCache, LayerCache
-from engine.attention.metadata import BlockIndexCall, IndexCall
+from engine.attention.metadata import BlockIndexCall, IndexCall, PoolIndexCall
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.mixers.draft_step import DraftStep
@@ -225,10 +225,15 @@ class _PagedAttention:
                 cache, metadata = sparse.as_single_positions(cache), self._chosen
         return self._backend.paged_attention(call.query, cache, metadata, call.params)
 
-    def _choose(self, index: IndexCall, metadata: AttentionMetadata) -> AttentionMetadata | None:
+    def _choose(self, index: IndexCall | PoolIndexCall, metadata: AttentionMetadata) -> AttentionMetadata | None:
         """Writes index keys; returns None if every token attends to all that it sees, which is the same bits."""
         keys = self._cache.index_keys_of(index.layer)
         sparse.write_index_keys(index.key, keys, metadata.slot_mapping)
+        if isinstance(index, PoolIndexCall):
+            sparse_pools.write_pool_keys(index, keys, metadata)
+            if sparse_pools.sees_all_pools(index, metadata):
+                return None
+            return sparse_pools.attending_to_pools(index, self._backend.choose_slots, keys, metadata)
         if metadata.max_context_len <= index.num_chosen:
             return None
         return sparse.attending_to(self._backend.choose_slots(index, keys, metadata), metadata)

@@ -83,6 +83,7 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, packed={kind}"
 
 
+_NO_MATRICES = "A_log", "e_score_correction_bias", "index_kpool_compress_ape"
 Packed = PackedLinear | PackedExperts | PackedLlama4Experts
 
 
@@ -211,12 +212,12 @@ def _pack_embedding(embedding: nn.Embedding, shared: Mapping[int, PackedWeight],
 def _unconverted(model: nn.Module) -> Iterator[str]:
     """Yields the names of parameters that torch may still multiply by.
 
-    Embeddings are only looked up, rates of decay (A_log) and a router's biases are no matrix, and models whose
-    convolutions over tokens are run by torch are not served at all.
+    Embeddings are only looked up, rates of decay (A_log), a router's biases and an indexer's gates of positions are no
+    matrix, and models whose convolutions over tokens are run by torch are not served at all.
     """
     for module_name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.Conv1d):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() >= 2 and name not in ("A_log", "e_score_correction_bias"):
+            if parameter.dim() >= 2 and name not in _NO_MATRICES:
                 yield f"{module_name}.{name}".lstrip(".")

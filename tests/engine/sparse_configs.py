@@ -15,6 +15,16 @@ SPARSE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "GlmMoeDsaConfig",
         {"q_lora_rank": 16, "indexer_types": ["full", "shared", "full"], **_DSA},
     ),
+    "glm5_next": (
+        "Glm5NextTextConfig",
+        {
+            **{"layer_types": ["indexed_attention", "linear_attention", "indexed_attention"]},
+            **{"indexer_types": ["full"] * 3, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+            **{"linear_head_dim": 8, "linear_num_heads": 4, "swiglu_limit": 0.8, "q_lora_rank": 16},
+            **_DSA,
+            **{"qk_rope_head_dim": 0, "index_kpool": 4},
+        },
+    ),
     "hy_v4": (
         "HYV4Config",
         {"q_lora_rank": 16, "indexer_types": ["full", "shared", "full"], "swiglu_limit": 0.8, **_DSA},

@@ -108,6 +108,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "lfm2_moe": (0.056, 0.07, 0.32),
     "deepseek_v32": (0.29, 0.35, 0.72),  # rounded index keys choose other positions
     "glm_moe_dsa": (0.2, 0.27, 0.56),
+    "glm5_next": (0.27, 0.22, 0.64),
     "hy_v4": (0.16, 0.22, 0.58),
     "minimax_m3": (0.15, 0.2, 0.53),
     "mistral_large4": (0.2, 0.29, 0.54),

@@ -96,6 +96,13 @@ _CHANGES["ernie4_5_vl_moe"] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
 }
 _CHANGES["deepseek_ocr2"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+_CHANGES["glm5_next"] = {
+    "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+    "indexer_types": ["full", "full", "shared", "full"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    **{"index_topk": 8, "index_kpool": 4, "index_n_heads": 16, "qk_rope_head_dim": 0, "head_dim": 0},
+    "qk_head_dim": 16,
+}
 _CHANGES["minimax_m3_vl"] = _CHANGES["minimax_m3_vl_text"] = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "minimax_m3_sparse"],
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],

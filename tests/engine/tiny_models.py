@@ -193,7 +193,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     **HYBRIDS,
     **SPARSE_CONFIGS,
 }
-WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba", *RECURRENT, *HYBRIDS})
+WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "glm5_next", "jamba", *RECURRENT, *HYBRIDS})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
 SPARSE = frozenset(SPARSE_CONFIGS)
 """Those with attention to 8 chosen positions."""

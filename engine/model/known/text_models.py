@@ -45,6 +45,7 @@ _TEXT_MODELS = {
         "ernie4_5_vl_moe",
         unused="vision_moe",
     ),
+    "glm5_next_text": _TextModel("glm5_next.Glm5NextTextModel", "Glm5NextForConditionalGeneration", "glm5_next"),
     "mistral_large4_text": _TextModel(
         "mistral_large4.MistralLarge4TextModel",
         "MistralLarge4ForConditionalGeneration",

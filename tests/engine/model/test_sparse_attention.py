@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engine.attention import approximate, registry, sparse, sparse_blocks
+from engine.attention import approximate, registry, sparse, sparse_blocks, sparse_pools
 from engine.attention.kv_cache import LayerShape, VectorShape, bytes_per_block
 from engine.attention.metadata import AttentionParams, IndexCall
 from engine.attention.registry import AttentionCall
 from engine.core.errors import UnsupportedModelError
+from engine.mixers.functions import route_recurrent_functions
 from engine.model import sparse_attention
 from engine.model.known.text_models import register_language_model
 from engine.model.latent_attention import keep_latents
@@ -41,7 +42,18 @@ def some_of_glm() -> PreTrainedModel:
 
 def some_of_mistral() -> PreTrainedModel:
     """Returns a model some of whose layers rotate; of those that do not, one takes what another has chosen."""
-    config = tiny_config("mistral_large4").get_text_config()
+    return language_model("mistral_large4")
+
+
+def some_of_glm5() -> PreTrainedModel:
+    """Returns a model with linear attention in some layers, others of which choose pools, or take those of another."""
+    model = language_model("glm5_next")
+    route_recurrent_functions(model)
+    return model
+
+
+def language_model(whole_type: str) -> PreTrainedModel:
+    config = tiny_config(whole_type).get_text_config()
     register_language_model(config, TEXT_PART_NAMES)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model.eval()
@@ -55,7 +67,7 @@ def some_of_minimax() -> PreTrainedModel:
     return tiny_model("minimax_m3_vl_text")
 
 
-@pytest.fixture(params=[some_of_glm, some_of_mistral, some_of_hy, some_of_minimax])
+@pytest.fixture(params=[some_of_glm, some_of_mistral, some_of_hy, some_of_minimax, some_of_glm5])
 def proved(request: pytest.FixtureRequest) -> Callable[[], None]:
     """Returns what proves a model, as it is loaded."""
     registry.register()
@@ -103,7 +115,7 @@ def without_weights(index: IndexCall, *args: Any) -> torch.Tensor:
 chosen = approximate.choose_slots
 
 
-@pytest.mark.parametrize("proved", [some_of_glm, some_of_mistral, some_of_hy], indirect=True)
+@pytest.mark.parametrize("proved", [some_of_glm, some_of_mistral, some_of_hy, some_of_glm5], indirect=True)
 @pytest.mark.parametrize("wrong", [one_too_few, without_weights])
 def test_the_proof_refuses_a_wrong_choice(
     wrong: Callable[..., torch.Tensor], proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
@@ -126,6 +138,19 @@ def test_the_proof_refuses_a_wrong_choice_of_blocks(
         proved()
 
 
+@pytest.mark.parametrize("proved", [some_of_glm5], indirect=True)
+@pytest.mark.parametrize("wrong", [None, lambda index: index._replace(position_gates=index.position_gates * 0)])
+def test_the_proof_refuses_wrong_keys_of_pools(
+    wrong: Callable[[Any], Any] | None, proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = sparse_pools.write_pool_keys
+    monkeypatch.setattr(
+        sparse_pools, "write_pool_keys", lambda index, *args: None if wrong is None else write(wrong(index), *args)
+    )
+    with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
+        proved()
+
+
 def test_the_proof_refuses_index_keys_that_are_not_kept(
     proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +162,7 @@ def test_the_proof_refuses_index_keys_that_are_not_kept(
         proved()
 
 
+@pytest.mark.parametrize("proved", [some_of_glm, some_of_mistral, some_of_hy, some_of_minimax], indirect=True)
 def test_the_proof_refuses_index_keys_that_are_not_rotated(
     proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +220,15 @@ def test_what_chooses_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delitem(sparse_attention._KNOWN, "hy_v4.HYV4Indexer")
     with pytest.raises(UnsupportedModelError, match=r"HYV4ForCausalLM chooses the positions .* not known here"):
         replace_indexers(tiny_model("hy_v4"))
+
+
+def test_a_model_whose_tokens_may_see_nothing_is_refused() -> None:
+    model = some_of_glm5()
+    for layer in model.modules():
+        if hasattr(layer, "index_kpool_always_select_tail"):
+            layer.index_kpool_always_select_tail = False
+    with pytest.raises(UnsupportedModelError, match="attend to whole pools of positions only"):
+        replace_indexers(model)
 
 
 def test_it_is_refused_where_it_cannot_be_computed() -> None:

@@ -37,7 +37,16 @@ ALL = (
     ),
     *("qwen2_5_omni_thinker", "qwen2_audio", "qwen2_vl", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe_thinker"),
     *("qwen3_vl", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
-    *("deepseek_ocr2", "ernie4_5_vl_moe", "minimax_m3_vl", "mistral_large4", "molmo2", "muse_glimmer", "muse_spark"),
+    *(
+        "deepseek_ocr2",
+        "ernie4_5_vl_moe",
+        "glm5_next",
+        "minimax_m3_vl",
+        "mistral_large4",
+        "molmo2",
+        "muse_glimmer",
+        "muse_spark",
+    ),
 )
 OMNI = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 """Models that think and talk -> the part that thinks."""

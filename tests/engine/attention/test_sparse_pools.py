@@ -1,0 +1,115 @@
+"""Sparse attention to pools of positions: which are chosen, and what is written of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention import cpu, reference, sparse_pools
+from engine.attention.metadata import AttentionMetadata, PoolIndexCall
+from engine.kernels import load_kernels
+
+NUM_HEADS, SIZE, NUM_BLOCKS, BLOCK_SIZE, POOL_SIZE = 12, 20, 80, 6, 4
+CONTEXTS, LENGTHS = (1, 7, 65, 130), (1, 6, 7, 1)
+BACKENDS = [reference, pytest.param(cpu, marks=pytest.mark.skipif(load_kernels() is None, reason="no kernels"))]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def make_metadata(lengths: tuple[int, ...] = LENGTHS, contexts: tuple[int, ...] = CONTEXTS) -> AttentionMetadata:
+    blocks = iter(torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2)).tolist())
+    counts = [-(-context // BLOCK_SIZE) for context in contexts]
+    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
+    for row, count in zip(tables, counts, strict=True):
+        row[:count] = torch.tensor([next(blocks) for _ in range(count)])
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    of_contexts = torch.tensor(contexts, dtype=torch.int32)
+    slots = torch.zeros(sum(lengths), dtype=torch.int64)
+    return AttentionMetadata(tables, starts, of_contexts, slots, max(lengths), max(contexts))
+
+
+def make_index(dtype: torch.dtype = torch.float32, num_pools: int = 3) -> tuple[PoolIndexCall, Tensor]:
+    """Returns an indexer's results, and a cache of the keys and gates of all positions."""
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(sum(LENGTHS), NUM_HEADS, SIZE, generator=generator).to(dtype)
+    weights = torch.randn(sum(LENGTHS), NUM_HEADS, generator=generator)
+    cache = torch.randn(NUM_BLOCKS, BLOCK_SIZE, 2 * SIZE, generator=generator).to(dtype)
+    gates = torch.randn(POOL_SIZE, SIZE, generator=generator).to(dtype)
+    return PoolIndexCall(query, cache[:0, 0], weights, gates, layer=0, num_pools=num_pools), cache
+
+
+def slots_of(table: Tensor, num_seen: int) -> Tensor:
+    positions = torch.arange(num_seen)
+    return table[positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+
+
+def pool_keys_of(index: PoolIndexCall, rows: Tensor) -> Tensor:
+    """Returns the keys of whole pools of a sequence's keys and gates [T, 2 * size], in double precision."""
+    whole = rows[: len(rows) // POOL_SIZE * POOL_SIZE].double().view(-1, POOL_SIZE, 2, SIZE)
+    shares = (whole[:, :, 1] + index.position_gates.double()).softmax(dim=1)
+    return (shares * whole[:, :, 0]).sum(1)
+
+
+def written(index: PoolIndexCall, cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    """Returns the cache with the keys of all pools, as if all positions were of this step."""
+    cache = cache.clone()
+    for table, context in zip(metadata.block_tables, metadata.context_lens.tolist(), strict=True):
+        starts, own = torch.tensor([0, context], dtype=torch.int32), torch.tensor([context], dtype=torch.int32)
+        whole = AttentionMetadata(table[None], starts, own, torch.zeros(context).long(), context, context)
+        sparse_pools.write_pool_keys(index, cache, whole)
+    return cache
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_pool_s_key_lies_at_its_last_position(dtype: torch.dtype) -> None:
+    metadata, (index, cache) = make_metadata(), make_index(dtype)
+    rows, after = cache.flatten(0, 1), written(index, cache, metadata).flatten(0, 1)
+    for table, context in zip(metadata.block_tables, CONTEXTS, strict=True):
+        slots = slots_of(table, context)
+        last = slots[POOL_SIZE - 1 :: POOL_SIZE]
+        expected = pool_keys_of(index, rows[slots])
+        tolerance = 1e-6 if dtype is torch.float32 else 2e-2
+        torch.testing.assert_close(after[last, :SIZE].double(), expected, rtol=tolerance, atol=tolerance)
+        after[last, :SIZE] = rows[last, :SIZE]
+    assert torch.equal(after, rows)
+
+
+def test_a_pool_s_key_depends_on_nothing_but_its_own_positions() -> None:
+    """Pools are completed in one step, or one by one, and one that is computed again is the same."""
+    metadata, (index, cache) = make_metadata(), make_index()
+    expected, stepwise = written(index, cache, metadata), cache.clone()
+    for table, context in zip(metadata.block_tables, CONTEXTS, strict=True):
+        for end in range(1, context + 1):
+            starts, own = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
+            one = AttentionMetadata(table[None], starts, own, torch.zeros(1).long(), 1, end)
+            slot = slots_of(table, end)[-1]
+            for _ in range(2):
+                stepwise.view(-1, 2 * SIZE)[slot] = cache.view(-1, 2 * SIZE)[slot]
+                sparse_pools.write_pool_keys(index, stepwise, one)
+    assert torch.equal(stepwise, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_token_attends_to_the_best_pools_and_its_own(backend: Any) -> None:
+    metadata, (index, cache) = make_metadata(), make_index()
+    rows = cache.flatten(0, 1)
+    chosen = sparse_pools.attending_to_pools(index, backend.choose_slots, written(index, cache, metadata), metadata)
+    token = 0
+    for table, length, context in zip(metadata.block_tables, LENGTHS, CONTEXTS, strict=True):
+        slots = slots_of(table, context)
+        keys = pool_keys_of(index, rows[slots])
+        for position in range(context - length, context):
+            num_whole = (position + 1) // POOL_SIZE
+            products = (index.query[token].double() @ keys[:num_whole].T).relu()
+            best = (index.weights[token].double() @ products).topk(min(3, num_whole)).indices.sort().values
+            pooled = (best[:, None] * POOL_SIZE + torch.arange(POOL_SIZE)).flatten()
+            expected = slots[torch.cat((pooled, torch.arange(num_whole * POOL_SIZE, position + 1)))]
+            assert chosen.block_tables[token, : chosen.context_lens[token]].tolist() == expected.tolist()
+            token += 1
+    assert token == len(chosen.context_lens)
+
+
+def test_all_is_attended_to_where_no_token_sees_more_pools() -> None:
+    index, _ = make_index(num_pools=32)
+    assert sparse_pools.sees_all_pools(index, make_metadata())
+    assert not sparse_pools.sees_all_pools(index._replace(num_pools=31), make_metadata())
