@@ -72,6 +72,16 @@ def test_the_best_blocks_are_chosen_in_their_order(num_near: int) -> None:
         assert blocks_of(index, keys, positions)[token] == expected
 
 
+def test_a_block_s_score_is_that_of_the_best_position_that_is_seen() -> None:
+    index, cache = make_index()
+    queries, keys, positions = index.query.flatten(0, 1), cache.flatten(0, 1)[:700], torch.arange(72) + 470
+    seen = torch.arange(702) <= positions[:, None]  # tiles end before position 510
+    products = torch.nn.functional.pad(queries.double() @ keys.double().T, (0, 2)).masked_fill(~seen, -torch.inf)
+    expected = products.view(72, -1, 6).amax(-1)
+    scores = sparse_blocks._block_scores(queries, keys, positions, 6)
+    torch.testing.assert_close(scores.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_of_equal_scores_the_earlier_block_is_chosen() -> None:
     index, cache = make_index(1, num_near=0)
     keys = torch.zeros_like(cache.flatten(0, 1)[:100])
