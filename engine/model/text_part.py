@@ -13,26 +13,15 @@ __all__ = ["TEXT_PART_NAMES", "has_text_part", "text_part_of"]
 _WHOLE_MODELS = frozenset(
     (
         *("aria", "aya_vision", "cohere2_vision", "deepseek_ocr2", "deepseek_vl", "deepseek_vl_hybrid"),
-        *("ernie4_5_vl_moe", "exaone4_5", "fast_vlm", "fun_asr_nano", "gemma3", "gemma3n", "gemma4"),
-        *(
-            "gemma4_unified",
-            "glm46v",
-            "glm5_next",
-            "glm4v",
-            "glm4v_moe",
-            "glm_ocr",
-            "glmasr",
-            "glmga",
-            "granite_docling",
-        ),
+        *("ernie4_5_vl_moe", "exaone4_5", "fast_vlm", "fun_asr_nano", "gemma3", "gemma3n", "gemma4", "gemma4_unified"),
+        *("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmasr", "glmga", "granite_docling"),
         *("granite_speech", "granite_speech_plus", "hunyuan_vl", "hyperclovax_vision_v2", "idefics2", "idefics3"),
         *("internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4", "llava", "llava_next"),
         *("llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "minimax_m3_vl"),
-        *("mistral3", "mistral4"),
-        *("mistral_large4", "molmo2", "muse_glimmer", "muse_spark", "nemotron_h_omni", "ovis2", "paddleocr_vl"),
-        *("paligemma", "perception_lm", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni", "qwen2_5_omni_thinker"),
-        *("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe"),
-        *("qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "shieldgemma2", "smolvlm", "step3p7"),
+        *("mistral3", "mistral4", "mistral_large4", "molmo2", "muse_glimmer", "muse_spark", "nemotron_h_omni", "ovis2"),
+        *("paddleocr_vl", "paligemma", "perception_lm", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni"),
+        *("qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr"),
+        *("qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "shieldgemma2", "smolvlm", "step3p7"),
         *("video_llama_3", "video_llava", "vipllava", "voxtral"),
     )
 )
