@@ -32,6 +32,22 @@ class VectorShape:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedShape:
+    """What a layer with compressed attention keeps beside its keys (`engine.attention.compressed`)."""
+
+    ratio: int
+    """How many tokens an entry stands for."""
+    raw: VectorShape
+    """What entries are made of, of each token."""
+    index: VectorShape | None = None
+    """The index key of each entry; None in a layer that attends to all entries."""
+
+    def num_entries(self, block_size: int) -> int:
+        """Returns how many entries a block has room for: so many end in it at most."""
+        return -(-block_size // self.ratio)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerShape:
     """Shape of the key and the value that one attention layer caches per token."""
 
@@ -46,12 +62,34 @@ class LayerShape:
     """Whether values are the first numbers of keys, and stored as these alone."""
     index: VectorShape | None = None
     """The index key (`engine.attention.sparse`), whose type is the model's, in few bits or not; None without one."""
+    compressed: CompressedShape | None = None
+    """None if the layer has no entries that stand for several tokens."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Returns what a token takes in a cache of this type (`engine.attention.kv_format`)."""
-        sizes = (self.head_size,) if self.is_latent else (self.head_size, self.head_size_v)
+        """Returns what a token takes in a cache of this type (`engine.attention.kv_format`), without entries."""
         of_index = self.index.bytes_per_token if self.index else 0
-        return self.num_kv_heads * sum(row_size(size, dtype) for size in sizes) * dtype.itemsize + of_index
+        of_raw = self.compressed.raw.bytes_per_token if self.compressed else 0
+        return self.bytes_per_row(dtype) + of_index + of_raw
+
+    def bytes_per_row(self, dtype: torch.dtype) -> int:
+        """Returns what a key and a value take."""
+        sizes = (self.head_size,) if self.is_latent else (self.head_size, self.head_size_v)
+        return self.num_kv_heads * sum(row_size(size, dtype) for size in sizes) * dtype.itemsize
+
+    def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
+        """Returns what a block of so many tokens takes, with its entries."""
+        return block_size * self.bytes_per_token(dtype) + self._num_entries(block_size) * self._bytes_per_entry(dtype)
+
+    def num_rows(self, block_size: int) -> int:
+        """Returns how many keys a block has: those of its tokens, and behind them those of its entries."""
+        return block_size + self._num_entries(block_size)
+
+    def _num_entries(self, block_size: int) -> int:
+        return self.compressed.num_entries(block_size) if self.compressed else 0
+
+    def _bytes_per_entry(self, dtype: torch.dtype) -> int:
+        index = self.compressed.index if self.compressed else None
+        return self.bytes_per_row(dtype) + (index.bytes_per_token if index else 0)
 
 
 class LayerCache(NamedTuple):
@@ -74,6 +112,15 @@ class LayerCache(NamedTuple):
         return num_numbers(self.values.shape[3], self.values.dtype)
 
 
+class CompressedCache(NamedTuple):
+    """What a layer with compressed attention keeps."""
+
+    rows: LayerCache
+    """Keys, which are the values too, in blocks of one each: of each block those of its tokens, then its entries."""
+    raw: Tensor  # [num_blocks, block_size, raw size]
+    index_keys: Tensor | None  # [num_blocks, entries of a block, index size]
+
+
 class _EmptyBlocks(NamedTuple):
     """Makes tensors of so many blocks, whose numbers are not set."""
 
@@ -84,18 +131,29 @@ class _EmptyBlocks(NamedTuple):
 
     def layer_cache(self, shape: LayerShape, dtype: torch.dtype) -> LayerCache:
         key_size, value_size = (row_size(size, dtype) for size in (shape.head_size, shape.head_size_v))
-        keys = self._rows(shape.num_kv_heads, key_size, dtype)
+        keys = self._rows(shape, key_size, dtype)
         if shape.is_latent:
             return LayerCache(keys, keys[..., :value_size])
-        return LayerCache(keys, self._rows(shape.num_kv_heads, value_size, dtype))
+        return LayerCache(keys, self._rows(shape, value_size, dtype))
 
     def vectors(self, shape: VectorShape | None) -> Tensor | None:
-        if shape is None:
-            return None
-        return self.pages.empty((self.num_blocks, self.block_size, shape.size), shape.dtype, self.device)
+        return None if shape is None else self._vectors(self.block_size, shape)
 
-    def _rows(self, num_kv_heads: int, size: int, dtype: torch.dtype) -> Tensor:
-        return self.pages.empty((self.num_blocks, num_kv_heads, self.block_size, size), dtype, self.device)
+    def of_compressed(self, shape: CompressedShape | None) -> tuple[Tensor, ...]:
+        """Returns raw vectors, and if there are some, index keys."""
+        if shape is None:
+            return ()
+        raw = self._vectors(self.block_size, shape.raw)
+        if shape.index is None:
+            return (raw,)
+        return raw, self._vectors(shape.num_entries(self.block_size), shape.index)
+
+    def _vectors(self, num_each: int, shape: VectorShape) -> Tensor:
+        return self.pages.empty((self.num_blocks, num_each, shape.size), shape.dtype, self.device)
+
+    def _rows(self, shape: LayerShape, size: int, dtype: torch.dtype) -> Tensor:
+        sizes = self.num_blocks, shape.num_kv_heads, shape.num_rows(self.block_size), size
+        return self.pages.empty(sizes, dtype, self.device)
 
 
 class KVCache:
@@ -133,6 +191,8 @@ class KVCache:
         self.layers = tuple(by_place[place] for place in places_in(self.groups))
         self.index_keys = tuple(empty.vectors(layer.index) for layer in layers)
         """[num_blocks, block_size, index size] of each layer that has such keys."""
+        self.compressed = tuple(empty.of_compressed(layer.compressed) for layer in layers)
+        """Raw vectors, and index keys of entries if there are some, of each layer with compressed attention."""
         self.hidden = empty.vectors(hidden)
         self._shapes = tuple(layers)
         self._pages = PagePrefault(self._tensors(), pages.allocate)
@@ -147,6 +207,12 @@ class KVCache:
         keys = self.index_keys[self._places[layer]]
         assert keys is not None, "the layer has index keys"
         return keys
+
+    def compressed_of(self, layer: int) -> CompressedCache:
+        """Returns what the model's layer of this number keeps, which has compressed attention."""
+        keys, (raw, *index_keys) = self.of_layer(layer).keys, self.compressed[self._places[layer]]
+        rows = keys.view(-1, 1, 1, keys.shape[3])
+        return CompressedCache(LayerCache(rows, rows), raw, *index_keys or (None,))
 
     def group_of(self, layer: int) -> int:
         """Returns the group of the model's layer of this number."""
@@ -177,14 +243,15 @@ class KVCache:
     def _tensors(self) -> list[Tensor]:
         own = ([each.keys] if each.is_latent else each for each in self.layers)
         tensors = {id(tensor): tensor for tensor in chain.from_iterable(own)}  # groups share them
-        return [*tensors.values(), *(each for each in (*self.index_keys, self.hidden) if each is not None)]
+        kept = (*self.index_keys, *chain.from_iterable(self.compressed), self.hidden)
+        return [*tensors.values(), *(each for each in kept if each is not None)]
 
     def of_layers(self, layers: slice) -> "KVCache":
         """Returns the cache of some of the layers, those of the model or of its draft model, and of hidden states. It
         shares their memory, whose pages the whole cache allocates."""
         part = copy.copy(self)
         part.layers, part._shapes, part.groups = self.layers[layers], self._shapes[layers], self.groups[layers]
-        part.index_keys = self.index_keys[layers]
+        part.index_keys, part.compressed = self.index_keys[layers], self.compressed[layers]
         vars(part).pop("_places", None)
         return part
 
@@ -231,7 +298,7 @@ def bytes_per_block(
 ) -> int:
     """Bytes that one block takes, over all layers, or if they are in groups, over those of one group."""
     places = dict(zip(places_in(groups or (0,) * len(layers)), layers, strict=True))
-    return block_size * sum(layer.bytes_per_token(dtype) for layer in places.values())
+    return sum(layer.bytes_per_block(block_size, dtype) for layer in places.values())
 
 
 def places_in(groups: Sequence[int]) -> list[int]:

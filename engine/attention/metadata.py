@@ -1,5 +1,6 @@
 """What attention must know beside its tensors: of the step's batch, and of the layer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,3 +100,24 @@ class BlockIndexCall(NamedTuple):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.query, self.key
+
+
+Pool = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""Makes entries [num_entries, head size], and if the layer chooses among them, their index keys [num_entries, size], of
+the raw vectors of their tokens [num_entries, tokens, raw size], and of the position of the first token that each stands
+for [num_entries]."""
+
+
+class CompressedCall(NamedTuple):
+    """What a layer with compressed attention attends to beside a window (`engine.attention.compressed`)."""
+
+    raw: Tensor  # [num_tokens, raw size]
+    pool: Pool
+    ratio: int
+    """How many tokens an entry stands for."""
+    num_pooled: int
+    """How many tokens it is made of: these, and those before them."""
+    window: int
+    """Positions that a token sees themselves, its own included."""
+    choice: IndexCall | None = None
+    """What decides to which entries a token attends, with an empty key of an entry's size; None if to all."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from engine.attention.metadata import AttentionParams, BlockIndexCall, IndexCall, PoolIndexCall
+from engine.attention.metadata import AttentionParams, BlockIndexCall, CompressedCall, IndexCall, PoolIndexCall
 from engine.weights.latent_heads import LatentHeads
 
 ATTENTION_NAME = "twostep"
@@ -33,6 +33,8 @@ class AttentionCall(NamedTuple):
     """Whether the value is the first numbers of the key."""
     sparse: IndexCall | BlockIndexCall | PoolIndexCall | None = None
     """None if a token attends to all that it sees."""
+    compressed: CompressedCall | None = None
+    """None if a token attends to nothing but tokens."""
 
     def with_tensors(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
         """Returns another call of the same layer, with its constants and these tensors."""

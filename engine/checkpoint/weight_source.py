@@ -17,10 +17,12 @@ from engine.checkpoint.published.scheme import check_scheme, scheme_of
 from engine.checkpoint.published.weights import published_weights
 from engine.checkpoint.safetensors_files import IsWanted, read_wanted, tensor_names
 
-__all__ = ["brings_head", "needs_float32", "stored_weights", "weights_beside"]
+__all__ = ["brings_head", "brings_unknown_head", "needs_float32", "stored_weights", "weights_beside"]
 
 _OF_HEADS = re.compile(r"\.eh_proj\.|(?:^|\.)mtp\.fc\.|\.mtp_layers\.0\.input_proj\.")
 """Finds names of the projections of MTP heads, whose parts `engine.model.drafting.mtp_head` names."""
+_OF_UNKNOWN_HEADS = re.compile(r"(?:^|\.)mtp\.\d+\.")
+"""Finds names of the MTP layers of DeepSeek-V4."""
 _WITHIN_BFLOAT16 = ("mxfp4",)
 
 
@@ -41,13 +43,22 @@ def stored_weights(
 
 def brings_head(model: str, revision: str | None) -> bool:
     """Whether the checkpoint has tensors that are named as those of an MTP head are; False for one that is damaged."""
+    return _has_names(model, revision, _OF_HEADS)
+
+
+def brings_unknown_head(model: str, revision: str | None) -> bool:
+    """Whether the checkpoint has MTP layers in a form that is not known here; False for one that is damaged."""
+    return _has_names(model, revision, _OF_UNKNOWN_HEADS)
+
+
+def _has_names(model: str, revision: str | None, pattern: re.Pattern[str]) -> bool:
     if is_gguf(model):
         return False
     try:
         names = tensor_names(lambda name: optional_file(model, revision, name))
     except Exception:  # what is wrong with it is said when it is loaded
         return False
-    return any(map(_OF_HEADS.search, names))
+    return any(map(pattern.search, names))
 
 
 def weights_beside(model: str, revision: str | None, dtype: torch.dtype, is_wanted: IsWanted) -> dict[str, Tensor]:

@@ -39,6 +39,7 @@ def kv_fingerprint(config: EngineConfig, info: EngineInfo, cache: KVCache, state
         "block": [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in chain.from_iterable(cache.layers)],
         "groups": cache.groups,
         "index keys": [each if each is None else (each.dtype, tuple(each.shape[1:])) for each in cache.index_keys],
+        "compressed": [[(each.dtype, tuple(each.shape[1:])) for each in layer] for layer in cache.compressed],
         "hidden states": None if cache.hidden is None else (cache.hidden.dtype, tuple(cache.hidden.shape[1:])),
         "made by": info.hidden_fingerprint,
         "states": [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in states.states] if states else [],

@@ -96,12 +96,14 @@ def _fused_rotary(module: nn.Module) -> nn.Module | None:
 def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
     """Returns the fused norm, or None for norms of another dtype than the model's, whose results have a third one."""
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dtype != dtype:
+    if not isinstance(weight, Tensor):
+        return None
+    if code_fingerprint.is_unrounded_rms_norm(module):  # its result has the type of the rows
+        return FusedRMSNorm(_fixed(weight.float()), float(cast(float, module.variance_epsilon)))
+    if weight.dtype != dtype:
         return None
     if code_fingerprint.is_rms_norm(module):
         return FusedRMSNorm(cast(nn.Parameter, weight), float(cast(float, module.variance_epsilon)))
-    if code_fingerprint.is_unrounded_rms_norm(module):
-        return FusedRMSNorm(_fixed(weight.float()), float(cast(float, module.variance_epsilon)))
     if code_fingerprint.is_rounding_rms_norm(module):
         return FusedRMSNorm(cast(nn.Parameter, weight), float(cast(float, module.eps)))
     if code_fingerprint.is_scaling_rms_norm(module):

@@ -21,6 +21,7 @@ from engine.core.batch import ScheduledRequest
 from engine.core.errors import UnsupportedModelError
 from engine.core.sampling_params import SamplingParams
 from engine.mixers.state import StateCache
+from engine.model.compressed.replacement import replace_compressed_layers
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.probe import layer_shape, probe
 from engine.model.recurrent.replacement import replace_recurrent_layers
@@ -65,6 +66,7 @@ def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latent
     module.set_attn_implementation(ATTENTION_NAME)
     replace_recurrent_layers(module)
     replace_indexers(module)
+    replace_compressed_layers(module)
     if with_latents:
         keep_latents(module, torch.float32)
     computed = _paged(module, sequences, steps)

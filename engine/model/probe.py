@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from engine.attention.kv_cache import LayerShape, VectorShape
+from engine.attention.kv_cache import CompressedShape, LayerShape, VectorShape
+from engine.attention.metadata import CompressedCall
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.mixers.metadata import StateMetadata
@@ -83,7 +84,14 @@ def layer_shape(call: AttentionCall) -> LayerShape:
     index = None
     if call.sparse is not None and call.sparse.layer == call.layer:
         index = VectorShape(call.sparse.key.shape[1], call.sparse.key.dtype)
-    return LayerShape(*sizes, call.layer, call.params.sliding_window, call.is_latent, index)
+    compressed = _compressed_shape(call.compressed) if call.compressed is not None else None
+    return LayerShape(*sizes, call.layer, call.params.sliding_window, call.is_latent, index, compressed)
+
+
+def _compressed_shape(call: CompressedCall) -> CompressedShape:
+    raw, key = call.raw, None if call.choice is None else call.choice.key
+    index = None if key is None else VectorShape(key.shape[1], key.dtype)
+    return CompressedShape(call.ratio, VectorShape(raw.shape[1], raw.dtype), index)
 
 
 def _check_layers(name: str, text_config: PreTrainedConfig, recorder: _Recorder) -> None:

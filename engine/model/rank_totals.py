@@ -28,7 +28,8 @@ class Totals:
 
 def totals_of(model: LoadedModel, cache: KVCache, states: StateCache, group: RankGroup) -> Totals:
     """Returns the sums; all ranks call it together."""
-    per_token, per_request = bytes_per_block(model.layers, 1, model.kv_dtype), bytes_per_slot(model.states)
+    block_size, per_request = cache.block_size, bytes_per_slot(model.states)
+    per_token = -(-bytes_per_block(model.layers, block_size, model.kv_dtype) // block_size)
     own = group.sum(model.weight_bytes, cache.num_bytes, per_token, per_request)
     weight_bytes, cache_bytes, bytes_per_token, state_bytes = map(int, own)
     draft_size = model.draft.size if model.draft else None

@@ -12,6 +12,8 @@ NUM_VOCAB = 256
 MAX_WIDTH = 64
 """Width of each MLP and expert. Attention and the residual stream keep their widths, which depend on one another."""
 MAX_WINDOW = 8
+MAX_COMPRESSION = 6
+"""Tokens that an entry of compressed attention stands for."""
 MIN_INDEX_HEADS = 16
 """Heads of indexers that choose positions. With few the product of none may be positive: such scores are equal, and
 torch chooses any."""
@@ -28,6 +30,8 @@ def cut_config(config: PreTrainedConfig, num_layers: int) -> None:
             setattr(config, name, 0)
         elif type(value) is int and not name.endswith("layers"):
             setattr(config, name, min(value, _limit_of(name)))
+    if isinstance(rates := getattr(config, "compress_rates", None), dict):
+        config.compress_rates = {kind: min(rate, MAX_COMPRESSION) for kind, rate in rates.items()}
     if isinstance(heads := getattr(config, "index_n_heads", None), int) and hasattr(config, "index_topk"):
         config.index_n_heads = max(heads, MIN_INDEX_HEADS)
 

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from engine.attention.kv_cache import LayerShape, VectorShape
+from engine.attention.metadata import IndexCall
 from engine.attention.registry import AttentionCall
 from engine.core.machine import AttentionSize, ModelSize
 from engine.model.kernel_layer import KernelDecoderLayer
@@ -99,11 +100,30 @@ def _attention_sizes(
     num_bytes, flops, scored_flops = Counter[int | None](), Counter[int | None](), Counter[int | None]()
     for call in calls:
         shape, sizes = layer_shape(call), call.key.shape[2] + call.value.shape[2]
-        window = call.sparse.num_chosen if call.sparse else call.params.sliding_window
-        num_bytes[window] += replace(shape, index=None).bytes_per_token(kv_dtype)
         is_last = last is not None and call.layer == last.index
-        (scored_flops if is_last else flops)[window] += 2 * call.query.shape[1] * sizes
-        if call.sparse and shape.index:  # index keys of all positions are read
-            num_bytes[None] += shape.index.bytes_per_token
-            flops[None] += 2 * call.sparse.query.shape[1] * shape.index.size
+        for window, ratio in _attended(call):
+            num_bytes[window] += shape.bytes_per_row(kv_dtype) // ratio
+            (scored_flops if is_last else flops)[window] += 2 * call.query.shape[1] * sizes // ratio
+        for index, key, ratio in _index_keys(call, shape):  # which are read of all positions
+            num_bytes[None] += key.bytes_per_token // ratio
+            flops[None] += 2 * index.query.shape[1] * key.size // ratio
     return tuple(AttentionSize(window, num_bytes[window], flops[window], scored_flops[window]) for window in num_bytes)
+
+
+def _attended(call: AttentionCall) -> list[tuple[int | None, int]]:
+    """Returns of how many positions keys are read, None for all, and how many positions one key stands for."""
+    compressed = call.compressed
+    if compressed is None:
+        return [(call.sparse.num_chosen if call.sparse else call.params.sliding_window, 1)]
+    most = None if compressed.choice is None else compressed.choice.num_chosen * compressed.ratio
+    return [(compressed.window, 1), (most, compressed.ratio)]
+
+
+def _index_keys(call: AttentionCall, shape: LayerShape) -> list[tuple[IndexCall, VectorShape, int]]:
+    """Returns what decides, the shape of its keys, and how many positions one key stands for, if the layer chooses."""
+    if call.sparse and shape.index:
+        return [(call.sparse, shape.index, 1)]
+    compressed = call.compressed
+    if compressed and compressed.choice and shape.compressed and shape.compressed.index:
+        return [(compressed.choice, shape.compressed.index, compressed.ratio)]
+    return []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention import AttentionBackend, AttentionMetadata, sparse, sparse_blocks, sparse_pools
+from engine.attention.compressed import CompressedAttention
 from engine.attention.kv_cache import KVCache, LayerCache
 from engine.attention.metadata import BlockIndexCall, IndexCall, PoolIndexCall
 from engine.attention.registry import AttentionCall, attention_handler
@@ -206,9 +207,13 @@ class _PagedAttention:
         self._backend = backend
         self._cache = cache
         self._groups = groups
+        self._compressed = [CompressedAttention(backend, metadata, cache.block_size) for metadata in groups]
         self._chosen: AttentionMetadata | None = None  # where the last layer that chose positions has each token attend
 
     def attend(self, call: AttentionCall) -> Tensor:
+        if call.compressed is not None:
+            step = self._compressed[self._cache.group_of(call.layer)]
+            return step.attend(call, call.compressed, self._cache.compressed_of(call.layer))
         cache, metadata = self._cache.of_layer(call.layer), self._groups[self._cache.group_of(call.layer)]
         window = self._cache.window_of(call.layer)
         if window is not None and call.params.sliding_window != window:  # what is before it may be given back

@@ -36,7 +36,7 @@ def groups_of_layers(layers: Sequence[LayerShape], max_model_len: int) -> KVGrou
 
 
 def _differ_in_shape(layers: Sequence[LayerShape]) -> bool:
-    return len({(each.num_kv_heads, each.head_size, each.head_size_v) for each in layers}) > 1
+    return len({(each.num_kv_heads, each.head_size, each.head_size_v, each.compressed) for each in layers}) > 1
 
 
 def _window_within(layer: LayerShape, max_model_len: int) -> int | None:

@@ -28,6 +28,8 @@ from engine.weights.segment_sums import SegmentSums
 
 __all__ = ["LinearReport", "PackedLinear", "is_linear", "prepare_linears"]
 
+_NO_MATRICES = ("A_log", "e_score_correction_bias", "position_bias", "index_kpool_compress_ape")
+
 
 class PackedLinear(nn.Module):
     """Replaces nn.Linear, and transformers' Conv1D, whose weight is transposed."""
@@ -83,7 +85,6 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, packed={kind}"
 
 
-_NO_MATRICES = "A_log", "e_score_correction_bias", "index_kpool_compress_ape"
 Packed = PackedLinear | PackedExperts | PackedLlama4Experts
 
 
@@ -212,8 +213,8 @@ def _pack_embedding(embedding: nn.Embedding, shared: Mapping[int, PackedWeight],
 def _unconverted(model: nn.Module) -> Iterator[str]:
     """Yields the names of parameters that torch may still multiply by.
 
-    Embeddings are only looked up, rates of decay (A_log), a router's biases and an indexer's gates of positions are no
-    matrix, and models whose convolutions over tokens are run by torch are not served at all.
+    Embeddings are only looked up, rates of decay (A_log), biases of a router or of positions and an indexer's gates of
+    positions are no matrix, and models whose convolutions over tokens are run by torch are not served at all.
     """
     for module_name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.Conv1d):

@@ -39,6 +39,7 @@ ARCHITECTURES = (
     "deepseek_v32",
     "hy_v4",
     "minimax_m3",
+    "deepseek_v4",
     *sorted(WITH_STATES),
 )
 FURTHER = ("mistral_large4", "glm_moe_dsa", "glm4_moe", "hunyuan_moe", "ministral3", "gemma4")
@@ -270,7 +271,10 @@ def test_a_wide_model_gives_the_same_answer_bit_for_bit_too(
 
 @pytest.mark.parametrize(
     ("precision", "architecture"),
-    crossed(("bfloat16 int8", "bfloat16 int4", "float32 int8", "float32 bfloat16"), ("gemma3", "gpt_oss", WIDE)),
+    crossed(
+        ("bfloat16 int8", "bfloat16 int4", "float32 int8", "float32 bfloat16"),
+        ("gemma3", "gpt_oss", "deepseek_v4", WIDE),
+    ),
 )
 def test_a_kv_cache_of_fewer_bits_gives_the_same_answer_bit_for_bit_too(
     precision: str, architecture: str, tiny_model: Callable[..., LoadedModel]

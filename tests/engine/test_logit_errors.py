@@ -112,6 +112,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "hy_v4": (0.16, 0.22, 0.58),
     "minimax_m3": (0.15, 0.2, 0.53),
     "mistral_large4": (0.2, 0.29, 0.54),
+    "deepseek_v4": (0.13, 0.15, 0.53),
     "wide": (0.013, 0.033, 0.28),
 }
 

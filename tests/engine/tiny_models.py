@@ -37,6 +37,7 @@ from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.window_groups import window_groups
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
+from tests.engine.compressed_configs import COMPRESSED_CONFIGS
 from tests.engine.fakes import fake_info
 from tests.engine.further_configs import FURTHER, HYBRIDS, RECURRENT
 from tests.engine.gemma4_configs import GEMMA4
@@ -192,6 +193,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     **RECURRENT,
     **HYBRIDS,
     **SPARSE_CONFIGS,
+    **COMPRESSED_CONFIGS,
 }
 WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "glm5_next", "jamba", *RECURRENT, *HYBRIDS})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
@@ -265,6 +267,8 @@ def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
                 buffer.normal_(std=std)
             if key.endswith("rotary_emb.alpha"):
                 buffer.normal_(std=std)
+            if key.endswith("tid2eid"):
+                buffer.copy_(torch.rand(len(buffer), model.config.n_routed_experts).topk(buffer.shape[1]).indices)
             if "layer_scalar" in key:
                 buffer.uniform_(0.6, 1.4)
         for key, parameter in model.named_parameters():

@@ -134,7 +134,10 @@ def _input_layers(target: LoadedModel, head_config: Mapping[str, Any]) -> tuple[
     """Returns the layers of the model whose inputs the head reads. Raises _Unfit."""
     own = head_config.get("eagle_config") or {}
     layers = head_config.get("eagle_aux_hidden_state_layer_ids") or own.get("eagle_aux_hidden_state_layer_ids")
-    num_layers = target.module.config.get_text_config(decoder=True).num_hidden_layers
+    text_config = target.module.config.get_text_config(decoder=True)
+    num_layers = text_config.num_hidden_layers
+    if getattr(text_config, "hc_mult", 1) > 1:
+        raise _Unfit("reads hidden states of layers, and those of this model have several streams (hc_mult)")
     layers = layers or [2, num_layers // 2, num_layers - 3]
     is_known = len(getattr(target.module.base_model, "layers", ())) == num_layers
     in_order = all(isinstance(layer, int) for layer in layers) and [*layers] == sorted({*layers})

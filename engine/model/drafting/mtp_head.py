@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention import registry
-from engine.checkpoint.weight_source import brings_head, weights_beside
+from engine.checkpoint.weight_source import brings_head, brings_unknown_head, weights_beside
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.host.available_memory import is_memory_shortage
@@ -113,7 +113,11 @@ def join_parts(join: MtpInput) -> JoinParts | None:
 def load_mtp_head(config: EngineConfig, model: LoadedModel) -> DraftModel | None:
     """Returns the head of the checkpoint of `model`, which was loaded; None if it has none or none is wanted. So it is,
     with a warning, for one that does not fit: answers do not depend on it."""
-    if not config.may_load_head or not brings_head(config.model, config.revision):
+    if not config.may_load_head:
+        return None
+    if not brings_head(config.model, config.revision):
+        if brings_unknown_head(config.model, config.revision):
+            logger.info("%s drafts without its MTP layers: their form is not known here", config.model)
         return None
     try:
         return _load(config, model)

@@ -10,6 +10,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, UnsupportedModelError
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.state import StateShape
+from engine.model.compressed.replacement import check_compressed, replace_compressed_layers
 from engine.model.context_limit import context_limit
 from engine.model.kv_cache_dtype import kv_dtype_named
 from engine.model.latent_attention import are_expanded_by, expand_latents, keep_latents
@@ -32,6 +33,7 @@ def prove_layers(config: EngineConfig, module: PreTrainedModel, place: Placement
     route_recurrent_functions(module)
     replace_recurrent_layers(module)
     replace_indexers(module)
+    replace_compressed_layers(module)
     is_expanded = place.device.type != "cpu" or bool(place.group.of_first(are_expanded_by(config.adapters)))
     replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, place.dtype))
     if not replaced:
@@ -54,6 +56,7 @@ def _proved(config: EngineConfig, module: PreTrainedModel, place: Placement) -> 
     layers = probe(module, place.device)
     _check_states(config, layers.states, place.device)
     check_sparse(config.model, layers.calls, place.device)
+    check_compressed(config.model, layers.calls, place.device)
     check_heads(config.model, layers.calls, place.group)
     if place.group.is_first:  # it holds for all
         with only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used

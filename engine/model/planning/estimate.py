@@ -16,6 +16,7 @@ from engine.core.errors import ModelError, TwostepError, UnsupportedModelError, 
 from engine.core.kv_groups import KVGroups
 from engine.core.machine import ModelSize
 from engine.mixers.functions import route_recurrent_functions
+from engine.model.compressed.replacement import replace_compressed_layers
 from engine.model.context_limit import context_limit
 from engine.model.latent_attention import keep_latents
 from engine.model.loading.hf_config import read_hf_config
@@ -70,6 +71,7 @@ def _estimate(config: EngineConfig) -> Estimate:
     module.eval()
     route_recurrent_functions(module)
     replace_indexers(module)
+    replace_compressed_layers(module)
     keep_latents(module, dtype)
     _leave_out_choices(module)
     text_config = hf_config.get_text_config(decoder=True)

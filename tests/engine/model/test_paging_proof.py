@@ -51,7 +51,6 @@ MIXES_OTHERWISE: dict[str, dict[str, Any]] = {
     "diffllama": {},
     "phimoe": {"sliding_window": 8},
     "bart": {},
-    "deepseek_v4": {},
 }
 
 
