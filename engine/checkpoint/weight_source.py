@@ -77,7 +77,13 @@ def needs_float32(model: str, revision: str | None) -> bool:
     if is_gguf(model):
         return bool(read_config(folder_of(model))["dtype"] == "float32")
     scheme = _scheme_of(model, revision)
-    return scheme is not None and scheme.get("quant_method") not in _WITHIN_BFLOAT16
+    return scheme is not None and not _is_within_bfloat16(scheme)
+
+
+def _is_within_bfloat16(scheme: Mapping[str, Any]) -> bool:
+    """Whether each number is one of a few bits times a power of two."""
+    method = scheme.get("quant_method")
+    return method in _WITHIN_BFLOAT16 or (method == "fp8" and scheme.get("scale_fmt") == "ue8m0")
 
 
 def _scheme_of(model: str, revision: str | None) -> Mapping[str, Any] | None:

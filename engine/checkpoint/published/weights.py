@@ -28,6 +28,8 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _INT8_UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes has it
 _ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "k_scale", "v_scale", "kv_scale")
 """Last parts of names of tensors that only those read who round activations, keys or values."""
+_TABLES = (".tid2eid",)
+"""Last parts of names of tensors that are integers."""
 
 
 def published_weights(folder: Path, scheme: Scheme, dtype: torch.dtype) -> Tensors:
@@ -45,7 +47,7 @@ def published_weights(folder: Path, scheme: Scheme, dtype: torch.dtype) -> Tenso
         raise ModelError(f"The weights of {folder} are not as {method} stores them, at {name}: {error}.") from error
     left = {name: tensor for name, tensor in tensors.items() if not name.endswith(_ACTIVATIONS)}
     for name, tensor in left.items():
-        if tensor.dtype.itemsize == 1 or not tensor.dtype.is_floating_point:
+        if tensor.dtype.itemsize == 1 or not (tensor.dtype.is_floating_point or name.endswith(_TABLES)):
             raise UnsupportedModelError(
                 f"The weights of {folder} are quantized ({method}), and of {name} it is not known what it stands for."
             )
@@ -79,6 +81,7 @@ def _check_groups(columns: int, size: int, count: int) -> None:
 
 def _of_rows(values: Tensor, num_rows: int, block_rows: int) -> Tensor:
     """Returns scales or zeros for each row: [num_rows, G]."""
+    values = values.float() if values.dtype is torch.float8_e8m0fnu else values
     if values.numel() == 1:
         return values.float().reshape(1, 1).expand(num_rows, 1)
     if values.dim() == 1:
@@ -89,10 +92,20 @@ def _of_rows(values: Tensor, num_rows: int, block_rows: int) -> Tensor:
 
 
 def _take_fp8(name: str, tensors: Tensors, scheme: Scheme) -> Found | None:
-    scales = next((each for each in (f"{name}_scale_inv", f"{name}_scale") if each in tensors), None)
+    names = f"{name}_scale_inv", f"{name}_scale", f"{name.removesuffix('weight')}scale"
+    scales = next((each for each in names if each in tensors), None)
+    if scales is not None and (tensors[name].dtype, tensors[scales].dtype) == (torch.int8, torch.float8_e8m0fnu):
+        return _fp4(name, tensors.pop(name), tensors.pop(scales))
     if tensors[name].dtype is not torch.float8_e4m3fn or scales is None:
         return None
     return _scaled(name, tensors, scales, block=scheme.get("weight_block_size") or (1, 0))
+
+
+def _fp4(name: str, packed: Tensor, powers: Tensor) -> Found:
+    """Takes bytes [N, K / 2] and powers of two [N, K / 32]."""
+    _check_groups(packed.shape[1], 16, powers.shape[1])
+    parts = packed.view(torch.uint8).view(*powers.shape, 16), powers.view(torch.uint8)
+    return _matrix(name, MxFp4(), *parts, columns=2 * packed.shape[1])
 
 
 def _take_mxfp4(name: str, tensors: Tensors, scheme: Scheme) -> Found | None:
