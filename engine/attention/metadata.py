@@ -102,6 +102,8 @@ class BlockIndexCall(NamedTuple):
         return self.query, self.key
 
 
+AnyIndexCall = IndexCall | PoolIndexCall | BlockIndexCall
+
 Pool = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """Makes entries [num_entries, head size], and if the layer chooses among them, their index keys [num_entries, size], of
 the raw vectors of their tokens [num_entries, tokens, raw size], and of the position of the first token that each stands

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from engine.attention.metadata import AttentionParams, BlockIndexCall, CompressedCall, IndexCall, PoolIndexCall
+from engine.attention.metadata import (
+    AnyIndexCall,
+    AttentionParams,
+    BlockIndexCall,
+    CompressedCall,
+    IndexCall,
+    PoolIndexCall,
+)
 from engine.weights.latent_heads import LatentHeads
 
 ATTENTION_NAME = "twostep"
@@ -31,7 +38,7 @@ class AttentionCall(NamedTuple):
     is_causal: bool
     is_latent: bool = False
     """Whether the value is the first numbers of the key."""
-    sparse: IndexCall | BlockIndexCall | PoolIndexCall | None = None
+    sparse: AnyIndexCall | None = None
     """None if a token attends to all that it sees."""
     compressed: CompressedCall | None = None
     """None if a token attends to nothing but tokens."""

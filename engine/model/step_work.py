@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention.kv_cache import LayerShape, VectorShape
-from engine.attention.metadata import IndexCall
+from engine.attention.metadata import AnyIndexCall
 from engine.attention.registry import AttentionCall
 from engine.core.machine import AttentionSize, ModelSize
 from engine.model.kernel_layer import KernelDecoderLayer
@@ -119,7 +119,7 @@ def _attended(call: AttentionCall) -> list[tuple[int | None, int]]:
     return [(compressed.window, 1), (most, compressed.ratio)]
 
 
-def _index_keys(call: AttentionCall, shape: LayerShape) -> list[tuple[IndexCall, VectorShape, int]]:
+def _index_keys(call: AttentionCall, shape: LayerShape) -> list[tuple[AnyIndexCall, VectorShape, int]]:
     """Returns what decides, the shape of its keys, and how many positions one key stands for, if the layer chooses."""
     if call.sparse and shape.index:
         return [(call.sparse, shape.index, 1)]
