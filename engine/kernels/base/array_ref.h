@@ -17,8 +17,7 @@ class ArrayRef {
   ArrayRef(const T& one) : data_(&one), size_(1) {}  // NOLINT(google-explicit-constructor)
 
   // What is in braces lives as long as the call that it is an argument of.
-  ArrayRef(std::initializer_list<T> all)
-      : data_(all.begin()), size_(all.size()) {}  // NOLINT(google-explicit-constructor)
+  ArrayRef(std::initializer_list<T> all) : ArrayRef(all.begin(), all.size()) {}  // NOLINT(google-explicit-constructor)
 
   template <class All>
     requires requires(const All& all) { all.data() + all.size(); }

@@ -10,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "base/check.h"
 #include "base/thread_pool.h"
 
 namespace twostep {
