@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -34,6 +35,34 @@ class AttentionParams(NamedTuple):
     """Scores become softcap * tanh(score / softcap)."""
     sinks: Tensor | None = None  # [num_heads]
     """One more logit per head, which joins the softmax and has no value."""
+
+
+class LogScaling(NamedTuple):
+    """A factor of scores that grows with the position of the token that attends."""
+
+    first: int
+    """How many positions a token sees that is the first whose factor grows."""
+    alpha: float
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """Returns 1 + alpha * log(positions seen / first), and 1 before that: [num_tokens] float32."""
+        ratios = ((positions + 1).double() / self.first).clamp(min=1.0)
+        return (1.0 + self.alpha * torch.log(ratios)).float()
+
+
+class DistanceBias(NamedTuple):
+    """What is added to each score by the distance between the two tokens (`engine.attention.distance_bias`)."""
+
+    weights: Tensor  # [num_tokens, num_heads, num_profiles]
+    profiles: Tensor  # [num_distances, num_profiles]: those of farther tokens are 0
+    log_scaling: LogScaling | None = None
+    """What multiplies scores, bias and all."""
+    sinks: Tensor | None = None  # [num_tokens, num_heads]
+    """One more logit of each token and head, which joins the softmax and has no value."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weights, self.profiles, *(() if self.sinks is None else (self.sinks,)))
 
 
 class IndexCall(NamedTuple):

@@ -15,6 +15,7 @@ from engine.attention.metadata import (
     AttentionParams,
     BlockIndexCall,
     CompressedCall,
+    DistanceBias,
     IndexCall,
     PoolIndexCall,
 )
@@ -42,6 +43,8 @@ class AttentionCall(NamedTuple):
     """None if a token attends to all that it sees."""
     compressed: CompressedCall | None = None
     """None if a token attends to nothing but tokens."""
+    bias: DistanceBias | None = None
+    """None if scores are products of queries and keys alone."""
 
     def with_tensors(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
         """Returns another call of the same layer, with its constants and these tensors."""

@@ -98,7 +98,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
         dtype=place.dtype,
         kv_dtype=kv_dtype,
         architecture=type(module).__name__,
-        vocab_size=text_config.vocab_size,
+        vocab_size=_num_tokens(text_config),
         hidden_size=text_config.hidden_size,
         max_model_len=context_limit(text_config, states),
         eos_token_ids=_eos_token_ids(config, text_config),
@@ -148,4 +148,10 @@ def _linear_name(config: EngineConfig, place: Placement) -> str:
 
 def _eos_token_ids(config: EngineConfig, text_config: PreTrainedConfig) -> tuple[int, ...]:
     usual = getattr(text_config, "eos_token_id", None)
-    return find_eos_token_ids(config.model, config.revision, text_config.vocab_size, usual)
+    return find_eos_token_ids(config.model, config.revision, _num_tokens(text_config), usual)
+
+
+def _num_tokens(text_config: PreTrainedConfig) -> int:
+    """Returns how many tokens have a logit: in some models the last rows of the head are of none."""
+    num_rows = int(text_config.vocab_size)
+    return min(num_rows, getattr(text_config, "unpadded_vocab_size", None) or num_rows)

@@ -26,6 +26,7 @@ from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.probe import layer_shape, probe
 from engine.model.recurrent.replacement import replace_recurrent_layers
 from engine.model.refusals import refused_if_it_fails
+from engine.model.relative.replacement import replace_relative_layers
 from engine.model.small_copy import cut_config, num_distinct_layers, randomize
 from engine.model.sparse_attention import replace_indexers
 from engine.runner.forward import TransformersForward
@@ -67,6 +68,7 @@ def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latent
     replace_recurrent_layers(module)
     replace_indexers(module)
     replace_compressed_layers(module)
+    replace_relative_layers(module)
     if with_latents:
         keep_latents(module, torch.float32)
     computed = _paged(module, sequences, steps)

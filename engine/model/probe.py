@@ -125,7 +125,7 @@ def check_same(name: str, before: Sequence[AttentionCall], after: Sequence[Atten
 
 
 def _tensors_of(call: AttentionCall) -> tuple[Tensor, ...]:
-    return (*call[:3], *(call.sparse.tensors if call.sparse else ()))
+    return (*call[:3], *(call.sparse.tensors if call.sparse else ()), *(call.bias.tensors if call.bias else ()))
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

@@ -40,7 +40,9 @@ def _limit_of(name: str) -> float:
     """Returns how large the number of this name may stay."""
     if name == "vocab_size":
         return NUM_VOCAB
-    if name.endswith(("sliding_window", "index_topk", "index_block_size")):
+    if name.endswith(("sliding_window", "sliding_window_size", "index_topk", "index_block_size")):
+        return MAX_WINDOW
+    if name in ("rel_extent", "log_scaling_n_floor"):  # of a bias by distance, and of a scaling
         return MAX_WINDOW
     if name.endswith(("index_topk_blocks", "index_kpool")):
         return 2

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engine.attention import AttentionBackend, AttentionMetadata, sparse, sparse_blocks, sparse_pools
 from engine.attention.compressed import CompressedAttention
+from engine.attention.distance_bias import BiasedAttention
 from engine.attention.kv_cache import KVCache, LayerCache
 from engine.attention.metadata import BlockIndexCall, IndexCall, PoolIndexCall
 from engine.attention.registry import AttentionCall, attention_handler
@@ -208,6 +209,7 @@ class _PagedAttention:
         self._cache = cache
         self._groups = groups
         self._compressed = [CompressedAttention(backend, metadata, cache.block_size) for metadata in groups]
+        self._biased = [BiasedAttention(backend, metadata) for metadata in groups]
         self._chosen: AttentionMetadata | None = None  # where the last layer that chose positions has each token attend
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -221,6 +223,8 @@ class _PagedAttention:
                 f"Layer {call.layer} sees a window of {call.params.sliding_window} tokens, and saw one of {window}."
             )
         self._backend.write_kv(call.key, call.value, cache, metadata.slot_mapping)
+        if call.bias is not None:
+            return self._biased[self._cache.group_of(call.layer)].attend(call, call.bias, cache)
         if isinstance(call.sparse, BlockIndexCall):
             return self._attend_to_blocks(call, call.sparse, cache, metadata)
         if call.sparse is not None:

@@ -36,6 +36,8 @@ GOLDEN = (
     "deepseek_v4",
     "qwen3_5",
     "lfm2",
+    "inkling",
+    "inkling2",
     WIDE,
 )
 KINDS: dict[str, dict[str, Any]] = {

@@ -113,6 +113,8 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "minimax_m3": (0.15, 0.2, 0.53),
     "mistral_large4": (0.2, 0.29, 0.54),
     "deepseek_v4": (0.13, 0.15, 0.53),
+    "inkling": (0.013, 0.015, 0.059),
+    "inkling2": (0.046, 0.035, 0.21),
     "wide": (0.013, 0.033, 0.28),
 }
 

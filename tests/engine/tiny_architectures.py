@@ -103,6 +103,17 @@ _CHANGES["glm5_next"] = {
     **{"index_topk": 8, "index_kpool": 4, "index_n_heads": 16, "qk_rope_head_dim": 0, "head_dim": 0},
     "qk_head_dim": 16,
 }
+_CHANGES["inkling_mm_model"] = _CHANGES["inkling_text"] = {
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid", "hybrid_sliding"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    **{"swa_head_dim": 16, "swa_num_attention_heads": NUM_HEADS, "swa_num_key_value_heads": 2},
+    **{"sliding_window_size": 8, "rel_extent": 12, "log_scaling_n_floor": 16, "log_scaling_alpha": 0.5},
+}
+_CHANGES["inkling2"] = _CHANGES["inkling2_text"] = {
+    **{name: value for name, value in _CHANGES["inkling_text"].items() if name != "mlp_layer_types"},
+    **{"n_layers_per_attn_res_block": 2, "qk_l2_clip_threshold": 3.0, "rel_l2_clip_threshold": 1.5},
+    **{"mlp_gate_softcap": 0.8, "mlp_up_softcap": 0.7},
+}
 _CHANGES["minimax_m3_vl"] = _CHANGES["minimax_m3_vl_text"] = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "minimax_m3_sparse"],
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
@@ -117,6 +128,11 @@ _CHANGES["mistral_large4"] = {
 }
 _CHANGES["muse_spark"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "moe_hidden_size": 48}
 _PART_CHANGES: dict[str, dict[str, dict[str, Any]]] = {
+    "inkling2": {"vision_config": {"text_hidden_size": 64, "projection_hidden_dim": 64}},
+    "inkling_mm_model": {
+        "vision_config": {"text_hidden_size": 64, "patch_size": 4},
+        "audio_config": {"text_hidden_size": 64, "n_mel_bins": 4},
+    },
     "molmo2": {"adapter_config": {"vision_feature_layer": [3, 1]}},
     "muse_spark": {"audio_config": {"out_hidden_size": 64}},
     "deepseek_ocr2": {

@@ -41,6 +41,7 @@ from tests.engine.compressed_configs import COMPRESSED_CONFIGS
 from tests.engine.fakes import fake_info
 from tests.engine.further_configs import FURTHER, HYBRIDS, RECURRENT
 from tests.engine.gemma4_configs import GEMMA4
+from tests.engine.relative_configs import RELATIVE_CONFIGS
 from tests.engine.sparse_configs import SPARSE_CONFIGS
 
 VOCAB_SIZE = 199
@@ -194,26 +195,18 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     **HYBRIDS,
     **SPARSE_CONFIGS,
     **COMPRESSED_CONFIGS,
+    **RELATIVE_CONFIGS,
 }
-WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "glm5_next", "jamba", *RECURRENT, *HYBRIDS})
+_OF_STATES = {"lfm2", "qwen3_5", "granite4", "kimi_linear", "glm5_next", "jamba"}
+WITH_STATES = frozenset({*_OF_STATES, *RECURRENT, *HYBRIDS, *RELATIVE_CONFIGS})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
 SPARSE = frozenset(SPARSE_CONFIGS)
 """Those with attention to 8 chosen positions."""
 ALIKE = frozenset(
-    (
-        "gemma1",
-        "ministral",
-        "olmoe",
-        "qwen2_moe",
-        "dots1",
-        "ernie4_5_moe",
-        "hunyuan",
-        "hunyuan_moe",
-        "nemotron",
-        "arcee",
-        *FURTHER,
-        *HYBRIDS,
-    )
+    {
+        *("gemma1", "ministral", "olmoe", "qwen2_moe", "dots1", "ernie4_5_moe", "hunyuan", "hunyuan_moe", "nemotron"),
+        *("arcee", *FURTHER, *HYBRIDS),
+    }
 )
 """Those whose parts are nearly all those of others, so that most tests of them are slow."""
 WIDE = "wide"  # fills panels, pieces of K and groups of 256, and ends inside each of them
@@ -260,7 +253,7 @@ def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
     std *= (32 / config.hidden_size) ** 0.5
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if parameter.dim() > 1 or "sinks" in key or "bias" in key:
+            if parameter.dim() > 1 or "sinks" in key or "bias" in key or key.endswith("_input.query"):
                 parameter.normal_(std=std)
         for key, buffer in model.named_buffers():
             if "e_score_correction_bias" in key or "expert_bias" in key:

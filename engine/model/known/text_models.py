@@ -69,6 +69,11 @@ _NAMED_AS_WHOLE = {"minimax_m3_vl_text": ("MiniMaxM3VLForCausalLM", "minimax_m3_
 names in layers it is not told to read."""
 
 
+_READ_AS_WHOLE = {"inkling_text": ("InklingForCausalLM", "inkling_mm_model")}
+"""Type of a text model of which transformers has a language model -> its class, and the type of the whole model, all of
+whose names it is not told to read."""
+
+
 class _WithHead(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A text model with a head, of which each text model's own class is derived."""
 
@@ -111,6 +116,10 @@ def register_language_model(config: PreTrainedConfig, tensor_names: Mapping[str,
         name, whole_type = _NAMED_AS_WHOLE[config.model_type]
         in_layers = [each for each in _names_of_whole(whole_type) if each.source_patterns[0].startswith(r"\.")]
         register_checkpoint_conversion_mapping(name, in_layers, overwrite=True)
+    if config.model_type in _READ_AS_WHOLE:
+        name, whole_type = _READ_AS_WHOLE[config.model_type]
+        own = WeightRenaming(source_patterns=r"^model\.language_model\.", target_patterns="model.")
+        register_checkpoint_conversion_mapping(name, [*_names_of_whole(whole_type), own], overwrite=True)
     text = _TEXT_MODELS.get(config.model_type)
     if text is None:
         return

@@ -19,6 +19,7 @@ from engine.model.loading.preparation import only_errors_of
 from engine.model.paging_proof import prove_paging
 from engine.model.probe import ProbedLayers, probe
 from engine.model.recurrent.replacement import replace_recurrent_layers
+from engine.model.relative.replacement import replace_relative_layers
 from engine.model.sparse_attention import check_sparse, is_sparse, replace_indexers
 from engine.model.tensor_parallel import check_heads
 
@@ -34,6 +35,7 @@ def prove_layers(config: EngineConfig, module: PreTrainedModel, place: Placement
     replace_recurrent_layers(module)
     replace_indexers(module)
     replace_compressed_layers(module)
+    replace_relative_layers(module)
     is_expanded = place.device.type != "cpu" or bool(place.group.of_first(are_expanded_by(config.adapters)))
     replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, place.dtype))
     if not replaced:

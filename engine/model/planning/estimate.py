@@ -21,6 +21,7 @@ from engine.model.context_limit import context_limit
 from engine.model.latent_attention import keep_latents
 from engine.model.loading.hf_config import read_hf_config
 from engine.model.probe import layer_shape, probe_layers
+from engine.model.relative.replacement import replace_relative_layers
 from engine.model.small_copy import num_distinct_layers
 from engine.model.sparse_attention import replace_indexers
 from engine.model.step_work import size_of
@@ -72,6 +73,7 @@ def _estimate(config: EngineConfig) -> Estimate:
     route_recurrent_functions(module)
     replace_indexers(module)
     replace_compressed_layers(module)
+    replace_relative_layers(module)
     keep_latents(module, dtype)
     _leave_out_choices(module)
     text_config = hf_config.get_text_config(decoder=True)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.mixers.convolution import Convolution
+from engine.mixers.dynamic_convolution import DynamicConvolution
 from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.mamba2_scan import Mamba2Scan
@@ -34,6 +35,11 @@ def convolution(seed: int, dtype: torch.dtype = torch.float32, is_gated: bool = 
 def short_convolution(seed: int, dtype: torch.dtype = torch.float32) -> ShortConvolution:
     rows = draw(NUM_TOKENS, 3 * CHANNELS, seed=seed, dtype=dtype)
     return ShortConvolution(rows, draw(3, CHANNELS), draw(CHANNELS))
+
+
+def dynamic_convolution(seed: int) -> DynamicConvolution:
+    weights = draw(NUM_TOKENS, 4, 3, seed=seed)  # of each group of channels
+    return DynamicConvolution(draw(NUM_TOKENS, CHANNELS, seed=seed), weights, draw(4, CHANNELS))
 
 
 def linear_attention(seed: int, has_rate: bool = True, num_decays: int = 1) -> LinearAttention:
@@ -89,6 +95,7 @@ MIXERS: dict[str, Callable[[int], Mixer]] = {
     "convolution": convolution,
     "convolution in bfloat16": lambda seed: convolution(seed, torch.bfloat16),
     "short convolution": short_convolution,
+    "dynamic convolution": dynamic_convolution,
     "gated delta rule": linear_attention,
     "gated delta rule from projections": gated_delta_rule,
     "gated delta rule from projections in bfloat16": lambda seed: gated_delta_rule(seed, torch.bfloat16),
@@ -103,6 +110,7 @@ MIXERS: dict[str, Callable[[int], Mixer]] = {
 PER_TOKEN = {"x", "rows", "qkv", "query", "key", "value", "decay", "rate", "time_step", "write", "read"} | {
     "gates",
     "is_first",
+    "weights",
 }
 
 

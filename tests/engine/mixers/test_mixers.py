@@ -24,6 +24,7 @@ from tests.engine.mixers.random_mixers import (
     NUM_TOKENS,
     convolution,
     draw,
+    dynamic_convolution,
     joined,
     linear_attention,
     real_gated_recurrence,
@@ -111,6 +112,15 @@ def test_a_short_convolution_is_one_between_two_gates(dtype: torch.dtype, num_to
     expected = Convolution(before * x, mixer.weight, mixer.bias).advance_in_torch(expected_states, metadata) * after
     assert torch.equal(mixer.advance(states, metadata), expected) and torch.equal(states, expected_states)
     assert torch.equal(mixer.rows, rows), "a step that verifies drafts reads them once more"
+
+
+def test_a_dynamic_convolution_has_weights_of_all_tokens_and_of_each() -> None:
+    mixer = dynamic_convolution(1)
+    output, states = run([mixer], [[NUM_TOKENS]])[0]
+    rows = torch.cat([torch.zeros(3, CHANNELS), mixer.x]).unfold(0, 4, 1)  # [T, channels, taps]
+    weights = mixer.weight.t() + mixer.weights.transpose(1, 2).repeat_interleave(CHANNELS // 3, dim=1)
+    torch.testing.assert_close(output, (rows * weights).sum(-1))
+    assert torch.equal(states, mixer.x[-3:])
 
 
 @pytest.mark.usefixtures("ops")

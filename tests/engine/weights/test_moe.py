@@ -89,7 +89,10 @@ def rows_of(block: nn.Module, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
 # RecurrentGemma's gates are linear layers only where its blocks are replaced, as test_replacement.py has them; so are
 # parts of DeepSeek-V4's layers. The numbers of all heads' norms are a matrix where norms are not fused.
 @pytest.mark.parametrize(
-    "name", sorted({*ARCHITECTURES, *EXPERT_MODELS} - {"recurrent_gemma", "cohere_normed", "deepseek_v4"})
+    "name",
+    sorted(
+        {*ARCHITECTURES, *EXPERT_MODELS} - {"recurrent_gemma", "cohere_normed", "deepseek_v4", "inkling", "inkling2"}
+    ),
 )
 def test_a_packed_model_computes_what_it_did(name: str, kernels_available: bool) -> None:
     model = random_model(config_of(name))

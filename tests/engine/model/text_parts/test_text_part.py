@@ -41,6 +41,8 @@ ALL = (
         "deepseek_ocr2",
         "ernie4_5_vl_moe",
         "glm5_next",
+        "inkling2",
+        "inkling_mm_model",
         "minimax_m3_vl",
         "mistral_large4",
         "molmo2",

@@ -1,0 +1,1 @@
+"""Models whose tokens weigh a bias of their scores by distance (Inkling): their layers are replaced."""
