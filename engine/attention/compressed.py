@@ -9,7 +9,6 @@ Attention of a token is that of a sequence of its own, in a cache whose blocks h
 has the window first, in the order of positions, and then entries: any backend can read that.
 """
 
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -164,15 +163,7 @@ class _Step:
 
     def _of_single_tokens(self, rows: Tensor, num_seen: Tensor) -> AttentionMetadata:
         """Returns what has each token see the first `num_seen` of its rows, in blocks of one row each."""
-        numbers = torch.arange(len(rows) + 1, dtype=torch.int32)
-        return replace(
-            self._metadata,
-            block_tables=rows.int(),
-            cu_seqlens_q=numbers,
-            context_lens=num_seen.int(),
-            max_seqlen_q=1,
-            max_context_len=rows.shape[1],
-        )
+        return self._metadata.of_single_queries(rows, num_seen, rows.shape[1])
 
     @cached_property
     def _index_numbers(self) -> Tensor:

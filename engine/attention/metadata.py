@@ -23,6 +23,20 @@ class AttentionMetadata:
     max_seqlen_q: int
     max_context_len: int
 
+    def of_single_queries(
+        self, block_tables: Tensor, context_lens: Tensor, max_context_len: int
+    ) -> "AttentionMetadata":
+        """Returns what has each query be a sequence of its own, with a block table [num_queries, most blocks] and a
+        context [num_queries] of its own."""
+        return AttentionMetadata(
+            block_tables=block_tables.int(),
+            cu_seqlens_q=torch.arange(len(block_tables) + 1, dtype=torch.int32, device=block_tables.device),
+            context_lens=context_lens.int(),
+            slot_mapping=self.slot_mapping,
+            max_seqlen_q=1,
+            max_context_len=max_context_len,
+        )
+
 
 class AttentionParams(NamedTuple):
     """How a layer attends; the same in every step."""

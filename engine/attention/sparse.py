@@ -22,10 +22,10 @@ def write_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
 def attending_to(slots: Tensor, metadata: AttentionMetadata) -> AttentionMetadata:
     """Returns what has each token attend to its slots [num_tokens, num_chosen], in a cache `as_single_positions`."""
     starts, num_chosen = metadata.cu_seqlens_q, slots.shape[1]
-    numbers = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
+    numbers = torch.arange(1, len(slots) + 1, dtype=torch.int32, device=slots.device)
     to_position = (metadata.context_lens - starts[1:]).repeat_interleave(starts.diff())
-    num_seen = numbers[1:] + to_position  # a token sees its own position, and all before it
-    return AttentionMetadata(slots, numbers, num_seen.clamp(max=num_chosen), metadata.slot_mapping, 1, num_chosen)
+    num_seen = numbers + to_position  # a token sees its own position, and all before it
+    return metadata.of_single_queries(slots, num_seen.clamp(max=num_chosen), num_chosen)
 
 
 def as_single_positions(cache: LayerCache) -> LayerCache:

@@ -56,9 +56,7 @@ def attending_to_blocks(
         chosen = chosen.repeat_interleave(groups // chosen.shape[1], dim=1)  # [T, groups, blocks]
         tables.append(_table_of(chosen, index.block_size, table, context_len, cache))
         counts.append(_num_seen(chosen, index.block_size, positions))
-    rows, context_lens = torch.cat(tables), torch.cat(counts)
-    numbers = torch.arange(len(rows) + 1, dtype=torch.int32)
-    return AttentionMetadata(rows, numbers, context_lens, metadata.slot_mapping, 1, index.num_chosen)
+    return metadata.of_single_queries(torch.cat(tables), torch.cat(counts), index.num_chosen)
 
 
 def choose_blocks(index: BlockIndexCall, queries: Tensor, keys: Tensor, positions: Tensor) -> Tensor:

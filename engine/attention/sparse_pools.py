@@ -48,11 +48,10 @@ def attending_to_pools(
         own = IndexCall(index.query[start:end], index.key, index.weights[start:end], index.layer, index.num_pools)
         chosen = _choose_pools(own, choose_slots, _pool_keys(index, cache, table, context_len), positions, index)
         of_tokens, num_seen = _positions_of(chosen, positions, index)
-        slots.append(_slots_of(table, of_tokens, cache.shape[1]).int())
-        counts.append(num_seen.int())
+        slots.append(_slots_of(table, of_tokens, cache.shape[1]))
+        counts.append(num_seen)
         start = end
-    numbers = torch.arange(start + 1, dtype=torch.int32)
-    return AttentionMetadata(torch.cat(slots), numbers, torch.cat(counts), metadata.slot_mapping, 1, index.num_chosen)
+    return metadata.of_single_queries(torch.cat(slots), torch.cat(counts), index.num_chosen)
 
 
 def _pooled(keys: Tensor, gates: Tensor, position_gates: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Replaces the layers of models with a bias of scores by distance, whose code is known."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from torch import nn
@@ -33,10 +34,10 @@ _OUTER: Kinds = {
 def replace_relative_layers(model: nn.Module) -> None:
     """Replaces the layers of `model` in place where their code is known."""
     for kinds in (_INNER, _OUTER):
-        replace_modules(model, lambda module, kinds=kinds: _replacement(module, kinds))  # type: ignore[misc]
+        replace_modules(model, partial(_replacement, kinds))
 
 
-def _replacement(module: nn.Module, kinds: Kinds) -> nn.Module | None:
+def _replacement(kinds: Kinds, module: nn.Module) -> nn.Module | None:
     if is_of(module, "inkling2.Inkling2TopKRouter") and not isinstance(cast(Any, module).score_fn, nn.Sigmoid):
         return None
     return next((make(module) for name, make in kinds.items() if is_of(module, name)), None)

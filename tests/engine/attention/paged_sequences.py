@@ -1,6 +1,7 @@
 """Test sequences with their keys and values, laid out in paged caches; and dense attention to compare with."""
 
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from engine.attention import AttentionBackend, AttentionMetadata, AttentionParams, LayerCache, reference
 from engine.attention.kv_format import row_size
+from engine.core.batch import ScheduledRequest
+from engine.core.sampling_params import SamplingParams
+from engine.runner.model_inputs import build_inputs
 
 
 @dataclass(frozen=True)
@@ -149,3 +153,50 @@ def dense_attention(
         scores = torch.cat([scores, sinks.double()[None, :, None].expand(num_queries, -1, 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : sequence.context_len]
     return torch.einsum("qhk,khd->qhd", weights, values).to(sequence.query.dtype)
+
+
+def scattered(lengths: ListOf[int], contexts: ListOf[int], block_size: int, num_blocks: int) -> AttentionMetadata:
+    """Returns a step of `lengths` tokens of each sequence, at the ends of `contexts`, whose blocks lie in any order
+    among `num_blocks`; nothing is written."""
+    blocks = iter(torch.randperm(num_blocks, generator=torch.Generator().manual_seed(2)).tolist())
+    counts = [-(-context // block_size) for context in contexts]
+    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
+    for row, count in zip(tables, counts, strict=True):
+        row[:count] = torch.tensor([next(blocks) for _ in range(count)])
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    of_contexts = torch.tensor(contexts, dtype=torch.int32)
+    slots = torch.zeros(sum(lengths), dtype=torch.int64)
+    return AttentionMetadata(tables, starts, of_contexts, slots, max(lengths), max(contexts))
+
+
+Part = tuple[int, slice]
+"""The number of a sequence, and which of its tokens."""
+
+
+def steps_of(
+    steps: ListOf[ListOf[int]], tables: ListOf[ListOf[int]], block_size: int
+) -> Iterator[tuple[list[Part], AttentionMetadata]]:
+    """Yields the tokens of each step, which computes so many of each sequence, and where they lie; the sequences have
+    these blocks. Steps of no token are left out."""
+    starts = [0] * len(tables)
+    for counts in steps:
+        parts = [(i, slice(starts[i], starts[i] + count)) for i, count in enumerate(counts) if count]
+        requests = [
+            ScheduledRequest(
+                "", [0] * (part.stop - part.start), part.start, tuple(tables[i]), SamplingParams(), [], [], True
+            )
+            for i, part in parts
+        ]
+        if requests:
+            yield parts, build_inputs(requests, block_size, torch.device("cpu")).attention
+        starts = [start + count for start, count in zip(starts, counts, strict=True)]
+
+
+def by_sequence(num_sequences: int, outputs: ListOf[tuple[list[Part], Tensor]]) -> list[Tensor]:
+    """Returns the rows of each sequence's tokens, of those of each step."""
+    rows: list[list[Tensor]] = [[] for _ in range(num_sequences)]
+    for parts, output in outputs:
+        for (i, part), own in zip(parts, output.split([part.stop - part.start for _, part in parts]), strict=True):
+            assert sum(map(len, rows[i])) == part.start
+            rows[i].append(own)
+    return [torch.cat(each) for each in rows]

@@ -12,9 +12,7 @@ from engine.attention.compressed import CompressedAttention
 from engine.attention.kv_cache import CompressedShape, KVCache, LayerShape, VectorShape
 from engine.attention.metadata import AttentionParams, CompressedCall, IndexCall
 from engine.attention.registry import AttentionCall
-from engine.core.batch import ScheduledRequest
-from engine.core.sampling_params import SamplingParams
-from engine.runner.model_inputs import build_inputs
+from tests.engine.attention.paged_sequences import by_sequence, steps_of
 
 SIZE, RAW, KEY, HEADS, WINDOW, CHOSEN = 16, 24, 16, 4, 5, 2
 CPU, FLOAT = torch.device("cpu"), torch.float32
@@ -78,27 +76,13 @@ def paged(
         tensor.fill_(torch.nan)  # what was not written must not be read
     order = torch.randperm(sum(num_blocks) + 1, generator=torch.Generator().manual_seed(3)).tolist()
     tables = order[: num_blocks[0]], order[num_blocks[0] : sum(num_blocks)]
-    outputs: list[list[Tensor]] = [[], []]
-    starts = [0, 0]
-    for counts in steps:
-        parts = [(i, slice(starts[i], starts[i] + count)) for i, count in enumerate(counts) if count]
-        requests = [
-            ScheduledRequest(
-                "", [0] * (part.stop - part.start), part.start, tuple(tables[i]), SamplingParams(), [], [], True
-            )
-            for i, part in parts
-        ]
-        if not requests:
-            continue
-        metadata = build_inputs(requests, block_size, CPU).attention
+    outputs = []
+    for parts, metadata in steps_of(steps, tables, block_size):
         call = call_of([(SEQUENCES[i], part) for i, part in parts], *form)
         assert call.compressed is not None
         step = CompressedAttention(backend, metadata, block_size)
-        output = step.attend(call, call.compressed, cache.compressed_of(0))
-        for (i, part), rows in zip(parts, output.split([len(each.token_ids) for each in requests]), strict=True):
-            outputs[i].append(rows)
-            starts[i] = part.stop
-    return [torch.cat(each) for each in outputs]
+        outputs.append((parts, step.attend(call, call.compressed, cache.compressed_of(0))))
+    return by_sequence(len(LENGTHS), outputs)
 
 
 def in_one_piece(sequence: Tokens, ratio: int, num_pooled: int, chooses: bool) -> Tensor:

@@ -12,9 +12,7 @@ from engine.attention.distance_bias import BiasedAttention
 from engine.attention.kv_cache import KVCache, LayerShape
 from engine.attention.metadata import AttentionParams, DistanceBias, LogScaling
 from engine.attention.registry import AttentionCall
-from engine.core.batch import ScheduledRequest
-from engine.core.sampling_params import SamplingParams
-from engine.runner.model_inputs import build_inputs
+from tests.engine.attention.paged_sequences import by_sequence, steps_of
 
 SIZE, VALUES, HEADS, KV_HEADS, DISTANCES, PROFILES = 32, 64, 4, 2, 11, 3
 SCALING, WINDOW, SCALED = 0.3, 7, LogScaling(5, 0.7)
@@ -69,30 +67,20 @@ def paged(
     if kv_dtype is None:
         for tensor in cache.of_layer(0):
             tensor.fill_(torch.nan)  # what was not written must not be read
-    outputs: list[list[Tensor]] = [[], []]
-    starts = [0, 0]
-    for counts in steps:
-        parts = [(i, slice(starts[i], starts[i] + count)) for i, count in enumerate(counts) if count]
-        requests = [
-            ScheduledRequest(
-                "", [0] * (part.stop - part.start), part.start, tuple(tables[i]), SamplingParams(), [], [], True
-            )
-            for i, part in parts
-        ]
-        metadata = build_inputs(requests, block_size, CPU).attention
+    outputs = []
+    for parts, metadata in steps_of(steps, tables, block_size):
         call = call_of([(SEQUENCES[i], part) for i, part in parts], form, dtype)
         backend.write_kv(call.key, call.value, cache.of_layer(0), metadata.slot_mapping)
         assert call.bias is not None
         output = BiasedAttention(backend, metadata).attend(call, call.bias, cache.of_layer(0))
-        for (i, part), rows in zip(parts, output.split([len(each.token_ids) for each in requests]), strict=True):
-            outputs[i].append(rows)
-            starts[i] = part.stop
+        outputs.append((parts, output))
+        for i, part in parts:
             if form[0] is not None and kv_dtype is None:  # what no later token sees may be another's, whatever it is
                 unseen = torch.arange(max(0, part.stop + 1 - form[0]))
                 slots = torch.tensor(tables[i])[unseen // block_size] * block_size + unseen % block_size
                 for tensor in cache.of_layer(0):
                     tensor[slots // block_size, :, slots % block_size] = torch.nan
-    return [torch.cat(each) for each in outputs]
+    return by_sequence(len(LENGTHS), outputs)
 
 
 def by_definition(sequence: Tokens, form: Form) -> Tensor:

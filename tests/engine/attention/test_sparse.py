@@ -10,6 +10,7 @@ from engine.attention import cpu, reference, sparse
 from engine.attention.kv_cache import LayerCache
 from engine.attention.metadata import AttentionMetadata, AttentionParams, IndexCall
 from engine.kernels import load_kernels
+from tests.engine.attention.paged_sequences import scattered
 
 NUM_HEADS, SIZE, NUM_BLOCKS, BLOCK_SIZE, LATENT = 12, 20, 40, 4, 24
 CONTEXTS, LENGTHS = (3, 65, 130), (2, 7, 1)
@@ -18,16 +19,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def make_metadata(lengths: tuple[int, ...], contexts: tuple[int, ...]) -> AttentionMetadata:
-    blocks = iter(torch.randperm(NUM_BLOCKS * 2, generator=torch.Generator().manual_seed(2)).tolist())
-    counts = [-(-context // BLOCK_SIZE) for context in contexts]
-    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
-    for row, count in zip(tables, counts, strict=True):
-        row[:count] = torch.tensor([next(blocks) for _ in range(count)])
-    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    slots = torch.zeros(sum(lengths), dtype=torch.int64)
-    return AttentionMetadata(
-        tables, starts, torch.tensor(contexts, dtype=torch.int32), slots, max(lengths), max(contexts)
-    )
+    return scattered(lengths, contexts, BLOCK_SIZE, NUM_BLOCKS * 2)
 
 
 def make_index(num_tokens: int, dtype: torch.dtype, num_chosen: int = 8) -> tuple[IndexCall, Tensor]:

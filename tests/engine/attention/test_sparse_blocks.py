@@ -12,6 +12,7 @@ from engine.attention.kv_format import is_quantized, quantize
 from engine.attention.metadata import AttentionMetadata, AttentionParams, BlockIndexCall
 from engine.kernels import load_kernels
 from engine.weights.batch_invariant_matmul import cancelling_operands
+from tests.engine.attention.paged_sequences import scattered
 
 NUM_HEADS, NUM_INDEX_HEADS, SIZE, NUM_BLOCKS, BLOCK_SIZE = 8, 4, 24, 200, 4
 CONTEXTS, LENGTHS = (3, 65, 700), (2, 7, 9)
@@ -20,15 +21,7 @@ PARAMS = AttentionParams(0.3)
 
 
 def make_metadata(lengths: tuple[int, ...], contexts: tuple[int, ...]) -> AttentionMetadata:
-    blocks = iter(torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2)).tolist())
-    counts = [-(-context // BLOCK_SIZE) for context in contexts]
-    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
-    for row, count in zip(tables, counts, strict=True):
-        row[:count] = torch.tensor([next(blocks) for _ in range(count)])
-    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    of_contexts = torch.tensor(contexts, dtype=torch.int32)
-    slots = torch.zeros(sum(lengths), dtype=torch.int64)
-    return AttentionMetadata(tables, starts, of_contexts, slots, max(lengths), max(contexts))
+    return scattered(lengths, contexts, BLOCK_SIZE, NUM_BLOCKS)
 
 
 def make_index(num_tokens: int = sum(LENGTHS), **changes: Any) -> tuple[BlockIndexCall, Tensor]:

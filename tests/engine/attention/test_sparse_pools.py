@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.attention import cpu, reference, sparse_pools
 from engine.attention.metadata import AttentionMetadata, PoolIndexCall
 from engine.kernels import load_kernels
+from tests.engine.attention.paged_sequences import scattered
 
 NUM_HEADS, SIZE, NUM_BLOCKS, BLOCK_SIZE, POOL_SIZE = 12, 20, 80, 6, 4
 CONTEXTS, LENGTHS = (1, 7, 65, 130), (1, 6, 7, 1)
@@ -17,15 +18,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def make_metadata(lengths: tuple[int, ...] = LENGTHS, contexts: tuple[int, ...] = CONTEXTS) -> AttentionMetadata:
-    blocks = iter(torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2)).tolist())
-    counts = [-(-context // BLOCK_SIZE) for context in contexts]
-    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
-    for row, count in zip(tables, counts, strict=True):
-        row[:count] = torch.tensor([next(blocks) for _ in range(count)])
-    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    of_contexts = torch.tensor(contexts, dtype=torch.int32)
-    slots = torch.zeros(sum(lengths), dtype=torch.int64)
-    return AttentionMetadata(tables, starts, of_contexts, slots, max(lengths), max(contexts))
+    return scattered(lengths, contexts, BLOCK_SIZE, NUM_BLOCKS)
 
 
 def make_index(dtype: torch.dtype = torch.float32, num_pools: int = 3) -> tuple[PoolIndexCall, Tensor]:
