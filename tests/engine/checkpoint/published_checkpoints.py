@@ -32,18 +32,26 @@ def write_published(checkpoint: Path, method: str, changes: dict[str, Any] | Non
         stem = name.removesuffix("weight")
         tensors |= {f"{stem}{last}": tensor.contiguous() for last, tensor in found.items()}
         plain[name] = torch.from_numpy(numbers).float()
+    reference = write_beside_reference(checkpoint, tensors, plain, quantization_config={**scheme, **(changes or {})})
+    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
+        reference, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def write_beside_reference(
+    checkpoint: Path, tensors: dict[str, Tensor], plain: dict[str, Tensor], **changes: Any
+) -> Path:
+    """Gives a checkpoint these tensors and changes of its configuration; returns another one, of the plain tensors and
+    without these changes."""
     reference = checkpoint / "reference"
     reference.mkdir()
     save_file(plain, reference / "model.safetensors", {"format": "pt"})
     shutil.copy(checkpoint / "config.json", reference)
     save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
     config = json.loads((checkpoint / "config.json").read_text())
-    config["quantization_config"] = {**scheme, **(changes or {})}
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
-        reference, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.eval()
+    (checkpoint / "config.json").write_text(json.dumps({**config, **changes}))
+    return reference
 
 
 def _is_taken(method: str, weight: Tensor) -> bool:

@@ -1,7 +1,5 @@
 """Checkpoints of DeepSeek-V4 as it is published: FP8 in blocks, experts in FP4, with scales that are powers of two."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from engine.checkpoint.weight_source import needs_float32
 from engine.core.errors import ModelError
+from tests.engine.checkpoint.published_checkpoints import write_beside_reference
 from tests.engine.golden_tokens import generate, generated, prompts
 from tests.engine.tiny_models import load_reference, load_tiny, make_checkpoint
 
@@ -61,15 +60,7 @@ def publish(path: Path) -> Path:
             continue
         found, plain[name] = (in_fp4 if is_expert else in_fp8)(weight)
         tensors |= {own.removesuffix("weight") + last: tensor.contiguous() for last, tensor in found.items()}
-    reference = path / "reference"
-    reference.mkdir()
-    save_file(plain, reference / "model.safetensors", {"format": "pt"})
-    shutil.copy(path / "config.json", reference)
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    config = json.loads((path / "config.json").read_text())
-    config |= {"quantization_config": SCHEME, "expert_dtype": "fp4"}
-    (path / "config.json").write_text(json.dumps(config))
-    return reference
+    return write_beside_reference(path, tensors, plain, quantization_config=SCHEME, expert_dtype="fp4")
 
 
 def test_tokens_equal_those_of_transformers(tmp_path: Path) -> None:
