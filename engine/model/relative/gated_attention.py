@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.attention.metadata import AttentionParams, DistanceBias, LogScaling
+from engine.attention.metadata import DistanceBias
 from engine.attention.registry import AttentionCall, attend
 from engine.mixers.dynamic_convolution import DynamicConvolution
 from engine.mixers.registry import advance
+from engine.model.relative.attention import RelativeProjections
 from engine.model.relative.clip import Clip, over_root_mean_square
 
 __all__ = ["DynamicShortConvolution", "GatedRelativeAttention"]
@@ -33,26 +34,17 @@ class DynamicShortConvolution(nn.Module):
         return ((convolved + wide) / self._norm).to(x.dtype)[None]
 
 
-class GatedRelativeAttention(nn.Module):
+class GatedRelativeAttention(RelativeProjections):
     """Attention whose queries, keys and weights of distances have bounded lengths, and whose results are gated."""
 
     def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = attention.q_proj, attention.k_proj, attention.v_proj
-        self.r_proj, self.o_proj = attention.r_proj, attention.o_proj
+        super().__init__(attention)
         self.gate_proj, self.sink_proj = attention.gate_proj, attention.sink_proj
-        self.k_sconv, self.v_sconv = attention.k_sconv, attention.v_sconv
         self.q_l2_clip, self.k_l2_clip, self.rel_l2_clip = (
             Clip(each.threshold, getattr(each, "scale", None))
             for each in (attention.q_l2_clip, attention.k_l2_clip, attention.rel_l2_clip)
         )
-        profiles = attention.rel_logits_proj.proj.detach().t().contiguous()
-        self.profiles = nn.Buffer(profiles, persistent=False)  # [num_distances, num_profiles]
-        self.layer_idx, self._head_dim = int(attention.layer_idx), int(attention.head_dim)
-        self._params = AttentionParams(float(attention.scaling), attention.sliding_window)
-        config, self._eps = attention.config, float(attention.v_norm.eps)
-        first, alpha = int(config.log_scaling_n_floor), float(config.log_scaling_alpha)
-        self._log_scaling = None if attention.is_sliding else LogScaling(first, alpha)
+        self._eps = float(attention.v_norm.eps)
 
     def forward(
         self,
@@ -81,9 +73,6 @@ class GatedRelativeAttention(nn.Module):
         output = attend(call).flatten(1)[None]
         gates = torch.sigmoid(self.gate_proj(hidden_states).float())
         return self.o_proj((output.float() * gates).to(output.dtype)), None
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self._head_dim)
 
 
 def _convolved(convolution: nn.Module, x: Tensor, source: Tensor) -> Tensor:
