@@ -12,7 +12,9 @@ from tests.server.events import json_lines_of, timeless, typed_events_of
 from tests.soak.kills import PROMPTS
 
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}, "note": {"type": "string"}}, "required": ["city"]}
+_CITIES = {"type": "array", "items": _CITY, "minItems": 8}
 _FUNCTION = {"type": "function", "name": "f", "parameters": _CITY, "strict": False}
+_CHAT_FUNCTION = {"type": "function", "function": {"name": "f", "description": "tells", "parameters": _CITY}}
 _KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {}),
     ("/v1/messages", {"temperature": 0}),
@@ -23,6 +25,9 @@ _KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"tools": [_FUNCTION], "tool_choice": "required"}),
     ("/api/chat", {}),
     ("/api/generate", {"raw": True}),
+    ("/api/chat", {"format": _CITIES}),
+    ("/api/generate", {"format": _CITIES}),
+    ("/api/chat", {"tools": [_CHAT_FUNCTION]}),
 )
 
 
