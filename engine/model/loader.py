@@ -32,6 +32,7 @@ from engine.model.loading.placement import Placement, place_model
 from engine.model.loading.preparation import move_layers, replace_parts, unmap_checkpoint
 from engine.model.loading.weights import load_module
 from engine.model.probe import layer_shape
+from engine.model.refusals import advice_about_transformers
 from engine.model.step_work import size_of
 from engine.model.tensor_parallel import check_same_weights, cut_modules, leave_weights_stored
 from engine.runner.loaded_model import DraftModel, LoadedModel
@@ -70,7 +71,7 @@ def _refusal(model: str, error: Exception) -> ModelError:
             f"The model {model} does not use transformers' attention registry, so it cannot run over a paged cache."
         )
     hint = "" if is_local(model) else " Give a checkpoint directory, or a hub id this machine can reach."
-    return ModelError(f"The checkpoint {model} cannot be loaded: {reason}{hint}")
+    return ModelError(f"The checkpoint {model} cannot be loaded: {reason}{hint}{advice_about_transformers(error)}")
 
 
 def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
