@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.stored_tensor import as_stored
-from engine.core.errors import ConfigError, ModelError
+from engine.core.errors import ModelError
 from engine.model.fused_modules import FusedAttention, FusedMLP
 from engine.model.known import causal_lm, code_fingerprint
 from engine.weights.gathered_embedding import GatheredEmbedding
 from engine.weights.linear import is_linear
 from engine.weights.merged_rows import GATE_BLOCK
 from engine.weights.moe import is_experts
-from engine.weights.partition import Cut, even_cut, head_parts, starts_of
+from engine.weights.partition import Cut, check_num_heads, even_cut, head_parts, starts_of
 from engine.weights.rank_group import RankGroup
 
 __all__ = ["check_heads", "check_same_weights", "cut_modules", "leave_weights_stored"]
@@ -28,12 +28,7 @@ __all__ = ["check_heads", "check_same_weights", "cut_modules", "leave_weights_st
 
 def check_heads(model: str, calls: Sequence[AttentionCall], group: RankGroup) -> None:
     """Raises ConfigError if there are more ranks than attention heads."""
-    fewest = min((call.query.shape[1] for call in calls), default=group.size)
-    if fewest < group.size:
-        raise ConfigError(
-            f"--tensor-parallel-size {group.size} is more than the {fewest} attention heads of {model}: "
-            f"use {fewest} at most."
-        )
+    check_num_heads(model, min((call.query.shape[1] for call in calls), default=group.size), group.size)
 
 
 def check_same_weights(model: str, fingerprint: str, group: RankGroup) -> None:

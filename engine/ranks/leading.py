@@ -7,6 +7,7 @@ import torch
 
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.machine import Measure
+from engine.model.loading.written_heads import check_written_heads
 from engine.model.machine_ceilings import measure_again
 from engine.model.setup import load_model_runner
 from engine.ranks.processes import RankProcesses
@@ -23,6 +24,7 @@ def load_on_ranks(
     rank finds it."""
     if config.tensor_parallel_size == 1:
         return *load_model_runner(config, kv_memory_fd=kv_memory_fd), lambda: None
+    check_written_heads(config)
     ranks = RankProcesses(config)
     try:
         return *load_model_runner(ranks.config, ranks.group, ranks.leader), ranks.close

@@ -8,9 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from engine.core.errors import ConfigError
 from engine.weights.rank_group import RankGroup
 
-__all__ = ["Cut", "HeadPart", "even_cut", "head_parts", "starts_of"]
+__all__ = ["Cut", "HeadPart", "check_num_heads", "even_cut", "head_parts", "starts_of"]
 
 _PANEL = 64  # columns that the kernels multiply at once, or a multiple of them
 
@@ -70,6 +71,15 @@ def even_cut(num_out: int, group: RankGroup, input_starts: Sequence[int] | None 
     starts = starts_of(num_out, group.size, _PANEL if num_out >= _PANEL * group.size else 1)
     rows = slice(starts[group.rank], starts[group.rank + 1])
     return Cut((rows,), num_out, None if input_starts is None else tuple(input_starts), starts)
+
+
+def check_num_heads(model: str, num_heads: int, size: int) -> None:
+    """Raises ConfigError if the model has fewer attention heads than ranks."""
+    if num_heads < size:
+        raise ConfigError(
+            f"--tensor-parallel-size {size} is more than the {num_heads} attention heads of {model}: "
+            f"use {num_heads} at most."
+        )
 
 
 def head_parts(num_heads: int, num_kv_heads: int, size: int) -> list[HeadPart]:

@@ -20,7 +20,12 @@ RELATIVE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"sliding_window_size": 12, "rel_extent": 20, "log_scaling_n_floor": 16, "log_scaling_alpha": 0.4},
             **{"moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "route_scale": 1.5},
             **{"qk_l2_clip_threshold": 2.5, "rel_l2_clip_threshold": 1.5, "n_layers_per_attn_res_block": 2},
-            **{"mlp_gate_softcap": 0.8, "mlp_up_softcap": 0.7, "final_logit_softcapping": 5.0, "unpadded_vocab_size": 199},
+            **{
+                "mlp_gate_softcap": 0.8,
+                "mlp_up_softcap": 0.7,
+                "final_logit_softcapping": 5.0,
+                "unpadded_vocab_size": 199,
+            },
         },
     ),
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -84,11 +85,26 @@ def test_processes_load_adapters_as_one_does(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+TOO_MANY_RANKS = r"--tensor-parallel-size 3 is more than the 2 attention heads of .*: use 2"
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_more_ranks_than_heads_are_refused_before_any_starts(
+    is_nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = {"num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": heads} if is_nested else heads))
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(ConfigError, match=TOO_MANY_RANKS):
+        load_engine(config(tmp_path, 3))
+
+
 @pytest.mark.slow
-def test_more_ranks_than_heads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heads_of_the_model_itself_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.ranks.leading.check_written_heads", lambda _: None)
     monkeypatch.setitem(ARCHITECTURES, "llama", ("LlamaConfig", {"num_attention_heads": 2}))
     path = make_checkpoint("llama", tmp_path)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3 is more than the 2 attention heads of .*: use 2"):
+    with pytest.raises(ConfigError, match=TOO_MANY_RANKS):
         load_engine(config(path, 3))
     assert rank_pids() == []
 
