@@ -5,11 +5,12 @@ from typing import Any
 
 from engine.core.errors import UnsupportedModelError
 
-__all__ = ["check_scheme", "is_nvfp4", "scheme_of"]
+__all__ = ["check_scheme", "is_nvfp4", "quark_weights", "scheme_of"]
 
 _NVFP4 = "nvfp4-pack-quantized"
 _COMPRESSED = ("float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "mixed-precision", _NVFP4)
 _MODELOPT = ("NVFP4", "W4A16_NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+_QUARK_ALGORITHMS = ("awq", "gptq", "smooth", "autosmoothquant")  # what they scale is folded into weights
 _HINT = "take the checkpoint that is not quantized, with --quantization int4 or int8 if its weights shall be small."
 
 
@@ -26,7 +27,10 @@ def check_scheme(config: Mapping[str, Any], model: str) -> None:
     if scheme is None:
         return
     method = str(scheme.get("quant_method", "bitsandbytes"))
-    problem = _CHECKS[method](scheme) if method in _CHECKS else "this method is not known"
+    try:
+        problem = _CHECKS[method](scheme) if method in _CHECKS else "this method is not known"
+    except (AttributeError, KeyError, TypeError):
+        problem = "its description is not as this method has it"
     if problem:
         raise UnsupportedModelError(f"The weights of {model} are quantized ({method[:64]}): {problem}; {_HINT}")
 
@@ -107,6 +111,41 @@ def _modelopt(scheme: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _quark(scheme: Mapping[str, Any]) -> str | None:
+    export, algorithms = scheme.get("export") or {}, scheme.get("algo_config") or []
+    kind = export.get("weight_format", "real_quantized")
+    if kind != "real_quantized" or export.get("pack_method", "reorder") not in ("reorder", "order"):
+        return f"weight_format {str(kind)[:64]!r}, pack_method {str(export.get('pack_method'))[:64]!r} is not known"
+    for each in algorithms if isinstance(algorithms, list) else [algorithms]:
+        if each["name"] not in _QUARK_ALGORITHMS:
+            return f"what {str(each['name'])[:64]!r} does to activations is not done here"
+    weights = quark_weights(scheme)
+    for each in weights:
+        if not _is_known_of_quark(each):
+            parts = [str(each.get(name))[:64] for name in ("dtype", "qscheme", "group_size", "scale_format")]
+            return f"weights in {', '.join(parts)} cannot be served"
+    if len({(each["dtype"], each.get("group_size")) for each in weights if each["dtype"] in ("int4", "uint4")}) > 1:
+        return "layers that differ in their integers of 4 bits cannot be served"
+    return None
+
+
+def quark_weights(scheme: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns how Quark stores the weights of all layers, and of some that differ."""
+    layers = [scheme["global_quant_config"]]
+    for name in ("layer_quant_config", "layer_type_quant_config"):
+        layers += (scheme.get(name) or {}).values()
+    return [layer["weight"] for layer in layers if layer and layer.get("weight")]
+
+
+def _is_known_of_quark(weights: Mapping[str, Any]) -> bool:
+    kind, grouping, size = (weights.get(name) for name in ("dtype", "qscheme", "group_size"))
+    if kind in ("fp8_e4m3", "int8"):
+        return grouping == "per_tensor" or (grouping == "per_channel" and weights.get("ch_axis") == 0)
+    if kind == "fp4":
+        return (grouping, size, weights.get("scale_format")) == ("per_group", 32, "e8m0")
+    return kind in ("int4", "uint4") and grouping == "per_group" and weights.get("ch_axis") in (1, -1)
+
+
 _CHECKS = {
     "fp8": _fp8,
     "mxfp4": _mxfp4,
@@ -115,4 +154,5 @@ _CHECKS = {
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "quark": _quark,
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.published.codecs import LookedUp, MxFp4, NvFp4, PackedIntegers, Scaled, packed, unpacked
-from engine.checkpoint.published.scheme import is_nvfp4
+from engine.checkpoint.published.scheme import is_nvfp4, quark_weights
 from engine.checkpoint.safetensors_files import open_all
 from engine.checkpoint.stored_tensor import Codec, StoredRows, StoredTensor
 from engine.core.errors import ModelError, UnsupportedModelError
@@ -26,7 +26,10 @@ Scheme = Mapping[str, Any]
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place in a word of each of eight columns that follow one another."""
 _INT8_UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes has it
-_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "k_scale", "v_scale", "kv_scale")
+_ACTIVATIONS = (
+    *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
+    *("k_scale", "v_scale", "kv_scale"),
+)
 """Last parts of names of tensors that only those read who round activations, keys or values."""
 _TABLES = (".tid2eid",)
 """Last parts of names of tensors that are integers."""
@@ -259,6 +262,32 @@ def _absmax(name: str, tensors: Tensors, state: Mapping[str, Any]) -> Tensor:
     return levels[scales.int()] * spread_factors + float(state["nested_offset"])
 
 
+def _take_quark(name: str, tensors: Tensors, scheme: Scheme) -> Found | None:
+    scales = f"{name}_scale"
+    if scales not in tensors:
+        return None
+    if tensors[name].dtype is torch.int32:
+        return _quark_integers(name, tensors, scheme)
+    if (tensors[name].dtype, tensors[scales].dtype) == (torch.uint8, torch.uint8):
+        return _fp4(name, tensors.pop(name), tensors.pop(scales))
+    if tensors[name].dtype in (torch.float8_e4m3fn, torch.int8):
+        return _scaled(name, tensors, scales, f"{name}_zero_point")
+    return None
+
+
+def _quark_integers(name: str, tensors: Tensors, scheme: Scheme) -> Found:
+    """Takes words [K, N / 8] of integers of 4 bits, and zeros [G, N / 8], whose highest bit may be their sign."""
+    weights, *_ = [each for each in quark_weights(scheme) if each["dtype"] in ("int4", "uint4")]
+    in_order = (scheme.get("export") or {}).get("pack_method") == "order"
+    sign, stem = 8 if weights["dtype"] == "int4" else 0, name.removesuffix("weight")
+    scales = tensors[f"{stem}scales"] = tensors.pop(f"{name}_scale")  # [G, N]
+    codes, zeros = (
+        (unpacked(words, 4) if in_order else _awq_codes(words))[:, : scales.shape[1]].t().contiguous() ^ sign
+        for words in (tensors.pop(name), tensors.pop(f"{name}_zero_point"))
+    )
+    return _packed_integers(stem, tensors, weights, 4, packed(codes, 4), zeros)
+
+
 _METHODS: dict[str, Callable[[str, Tensors, Scheme], Found | None]] = {
     "fp8": _take_fp8,
     "mxfp4": _take_mxfp4,
@@ -267,4 +296,5 @@ _METHODS: dict[str, Callable[[str, Tensors, Scheme], Found | None]] = {
     "compressed-tensors": _take_compressed,
     "modelopt": _take_modelopt,
     "bitsandbytes": _take_bitsandbytes,
+    "quark": _take_quark,
 }

@@ -17,6 +17,7 @@ Stored = tuple[dict[str, Tensor], np.ndarray]
 """Tensors by the last part of their names, and the numbers [N, K] that they stand for, in float64."""
 
 BLOCK, GROUP = 20, 8
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def write_published(checkpoint: Path, method: str, changes: dict[str, Any] | None = None) -> PreTrainedModel:
@@ -57,6 +58,8 @@ def write_beside_reference(
 def _is_taken(method: str, weight: Tensor) -> bool:
     if method == "mxfp4":
         return weight.dim() == 3 and weight.shape[1] % 32 == 0
+    if method == "quark mxfp4":
+        return weight.dim() == 2 and weight.shape[1] % 32 == 0
     return weight.dim() == 2 and (not method.startswith(("nvfp4", "modelopt")) or weight.shape[1] % 16 == 0)
 
 
@@ -126,10 +129,21 @@ def _gptq(bits: int, has_order: bool, stored_zero: int) -> Callable[[np.ndarray]
 
 def _awq(weight: np.ndarray) -> Stored:
     codes, scales, zeros = _codes(weight, 4)
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    tensors = {"qweight": _words(codes.T, 4, order), "qzeros": _words(zeros.T, 4, order)}
+    tensors = {"qweight": _words(codes.T, 4, _AWQ_ORDER), "qzeros": _words(zeros.T, 4, _AWQ_ORDER)}
     tensors["scales"] = torch.from_numpy(scales.T.copy())
     return tensors, _numbers(codes, scales, zeros, np.arange(weight.shape[1]) // GROUP)
+
+
+def _quark_integers(sign: int, order: tuple[int, ...]) -> Callable[[np.ndarray], Stored]:
+    """Stores codes whose highest bit `sign` inverts, if it is one."""
+
+    def store(weight: np.ndarray) -> Stored:
+        codes, scales, zeros = _codes(weight, 4)
+        tensors = {"weight": _words(codes.T ^ sign, 4, order), "weight_zero_point": _words(zeros.T ^ sign, 4, order)}
+        tensors["weight_scale"] = torch.from_numpy(scales.T.astype(np.float32))
+        return tensors, _numbers(codes, scales, zeros, np.arange(weight.shape[1]) // GROUP)
+
+    return store
 
 
 def _compressed(bits: int, is_symmetric: bool) -> Callable[[np.ndarray], Stored]:
@@ -172,6 +186,12 @@ def _mxfp4(weight: np.ndarray) -> Stored:
         "_scales": torch.from_numpy(exponents.astype(np.uint8)),
     }
     return tensors, np.ascontiguousarray(np.swapaxes(values, 1, 2))
+
+
+def _mxfp4_matrix(weight: np.ndarray) -> Stored:
+    tensors, numbers = _mxfp4(weight.T[None])
+    packed, exponents = tensors["_blocks"][0], tensors["_scales"][0]
+    return {"weight": packed.flatten(1), "weight_scale": exponents}, np.ascontiguousarray(numbers[0].T)
 
 
 def _nvfp4(names: tuple[str, str, str, str], has_divisor: bool) -> Callable[[np.ndarray], Stored]:
@@ -236,6 +256,12 @@ def _compressed_scheme(kind: str, bits: int, type_: str, group: int = GROUP) -> 
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": {"weights": weights}}}
 
 
+def _quark_scheme(kind: str, grouping: str, **more: Any) -> dict[str, Any]:
+    weight = {"dtype": kind, "qscheme": grouping, "ch_axis": 1 if grouping == "per_group" else 0, **more}
+    layers = {"global_quant_config": {"weight": weight, "input_tensors": None}, "layer_quant_config": {}}
+    return {"quant_method": "quark", "algo_config": None, "exclude": ["lm_head"], **layers}
+
+
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 _NVFP4_SCHEME = _compressed_scheme("nvfp4-pack-quantized", 4, "float", 16)
@@ -254,6 +280,14 @@ METHODS: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], Stored]]] = {
     "w8a16": (_compressed_scheme("pack-quantized", 8, "int"), _compressed(8, True)),
     "w8a8": (_compressed_scheme("int-quantized", 8, "int"), _int8("weight_scale", 1.0)),
     "bitsandbytes int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, _int8("SCB", 1 / 127)),
+    "quark fp8": (_quark_scheme("fp8_e4m3", "per_channel"), _fp8("weight_scale", (0,))),
+    "quark int8": (_quark_scheme("int8", "per_tensor"), _int8("weight_scale", 1.0)),
+    "quark mxfp4": (_quark_scheme("fp4", "per_group", group_size=32, scale_format="e8m0"), _mxfp4_matrix),
+    "quark int4": (_quark_scheme("int4", "per_group", group_size=GROUP), _quark_integers(8, _AWQ_ORDER)),
+    "quark uint4": (
+        {**_quark_scheme("uint4", "per_group", group_size=GROUP), "export": {"pack_method": "order"}},
+        _quark_integers(0, tuple(range(8))),
+    ),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, _nf4(False)),
     "nf4 twice": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, _nf4(True)),
     "mxfp4": ({"quant_method": "mxfp4"}, _mxfp4),

@@ -21,6 +21,9 @@ from tests.engine.tiny_models import ReferenceModel, load_tiny, make_checkpoint
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+_QUARK_UINT4 = {"dtype": "uint4", "qscheme": "per_group", "ch_axis": 1, "group_size": 8}
+
+
 def architecture_of(method: str) -> str:
     return "gpt_oss" if method == "mxfp4" else "qwen3"
 
@@ -132,7 +135,15 @@ def test_a_scheme_inside_the_text_configuration_counts(tmp_path: Path) -> None:
         ("modelopt", {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"q": {"quant_algo": "MXFP8"}}}, "'MXFP8'"),
         ("w4a16", {"sparsity_config": {"format": "dense"}}, "sparse"),
         ("fp8 in blocks", {"weight_block_size": "all"}, "'all'|all"),
-        ("fp8 in blocks", {"quant_method": "quark"}, "quark"),
+        ("fp8 in blocks", {"quant_method": "hqq"}, "hqq"),
+        ("quark fp8", {"global_quant_config": {"weight": {"dtype": "fp8_e5m2", "qscheme": "per_tensor"}}}, "fp8_e5m2"),
+        ("quark fp8", {"global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}}, "description"),
+        ("quark int4", {"global_quant_config": {"weight": {"dtype": "int8", "qscheme": "per_tensor"}}}, "not as quark"),
+        ("quark int4", {"layer_type_quant_config": {"x": {"weight": _QUARK_UINT4}}}, "differ in their integers"),
+        ("quark fp8", {"layer_quant_config": {"*k_proj": {"weight": {"dtype": "mx6"}}}}, "mx6"),
+        ("quark fp8", {"algo_config": [{"name": "rotation"}]}, "'rotation'"),
+        ("quark fp8", {"export": {"weight_format": "fake_quantized"}}, "'fake_quantized'"),
+        ("quark int4", {"export": {"pack_method": "zigzag"}}, "zigzag"),
         ("fp8 in blocks", {"quant_method": "gptq", "bits": 4}, "not known what it stands for"),
     ],
 )

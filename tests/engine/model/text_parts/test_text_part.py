@@ -125,9 +125,9 @@ def test_a_multimodal_type_without_a_known_text_part_is_called_so(tmp_path: Path
 def test_a_quantized_part_is_refused(tmp_path: Path) -> None:
     save_whole_model("llava", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["text_config"]["quantization_config"] = {"quant_method": "quark"}
+    config["text_config"]["quantization_config"] = {"quant_method": "hqq"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=r"quantized \(quark\)"):
+    with pytest.raises(UnsupportedModelError, match=r"quantized \(hqq\)"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
 
 
