@@ -95,21 +95,24 @@ class IndexCall(NamedTuple):
         return self.query, self.key, self.weights
 
 
+PoolKeys = Callable[[Tensor, Tensor], Tensor]
+"""Makes index keys of pools [num_pools, index_size] of what is kept of their positions [num_pools, pool_size, size],
+and of the first of these [num_pools]."""
+
+
 class PoolIndexCall(NamedTuple):
     """What decides to which pools of positions each token attends (`engine.attention.sparse_pools`)."""
 
     query: Tensor  # [num_tokens, num_index_heads, index_size]
-    key: Tensor  # [num_tokens, 2 * index_size]: each token's key, then its gate
+    key: Tensor  # [num_tokens, size]: what is kept of each token, of which keys of pools are made
     weights: Tensor  # [num_tokens, num_index_heads] float32
-    position_gates: Tensor  # [pool_size, index_size]
+    pool_keys: PoolKeys
+    pool_size: int
+    """Positions of a pool, counted from the beginning of each sequence."""
     layer: int
     """The layer that keeps the keys. Layers behind it may attend to the pools that it chose."""
     num_pools: int
     """How many whole pools a token attends to; all where it sees no more."""
-
-    @property
-    def pool_size(self) -> int:
-        return self.position_gates.shape[0]
 
     @property
     def num_chosen(self) -> int:

@@ -2,51 +2,29 @@
 
 A block's score is that of its best position, query . key, and the blocks next to the token's own are chosen before all
 others. Torch multiplies in tiles of a fixed size, so that a score does not depend on the rest of the batch. What is
-chosen is attended to in the order of positions: attention of a token and a group of heads is that of a sequence of its
-own, in a cache whose blocks are of one head each.
+chosen is attended to as `engine.attention.chosen_blocks` says.
 """
-
-import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.attention import chosen_blocks
 from engine.attention.kv_cache import LayerCache
-from engine.attention.metadata import AttentionMetadata, AttentionParams, BlockIndexCall
+from engine.attention.metadata import AttentionMetadata, BlockIndexCall
 
-__all__ = ["attend_in_groups", "attending_to_blocks", "choose_blocks"]
+__all__ = ["attending_to_blocks", "choose_blocks", "groups_of"]
 
 _TILE_ROWS = 16  # queries of one matmul, of all index heads of some tokens
 _TILE_KEYS = 512  # and about as many keys, in whole blocks
 
 
-Attend = Callable[[Tensor, LayerCache, AttentionMetadata, AttentionParams], Tensor]
-
-
-def attend_in_groups(
-    attend: Attend,
-    query: Tensor,
-    index: BlockIndexCall,
-    cache: LayerCache,
-    chosen: AttentionMetadata,
-    params: AttentionParams,
-) -> Tensor:
-    """Returns attention [num_tokens, num_heads, head_size_v] of `query` [num_tokens, num_heads, head_size] to what is
-    `chosen`; `attend` is a backend's `paged_attention`."""
-    num_tokens, num_heads, size = query.shape
-    num_groups = _num_groups(index, cache)
-    groups = query.reshape(num_tokens * num_groups, num_heads // num_groups, size)
-    return attend(groups, _by_head(cache, index.block_size), chosen, params).view(*query.shape[:2], -1)
-
-
 def attending_to_blocks(
     index: BlockIndexCall, keys: Tensor, metadata: AttentionMetadata, cache: LayerCache
 ) -> AttentionMetadata:
-    """Returns what has each group of heads of each token attend to its blocks, see `attend_in_groups`; `keys`
-    [num_blocks, block_size, index_size] are the index keys of the layer. The groups of a token follow one another."""
-    lengths, groups = metadata.cu_seqlens_q.diff().tolist(), _num_groups(index, cache)
+    """Returns what has each group of heads of each token attend to its blocks, see
+    `chosen_blocks.attend_in_groups`; `keys` [num_blocks, block_size, index_size] are the index keys of the layer."""
+    lengths, groups = metadata.cu_seqlens_q.diff().tolist(), groups_of(index, cache).number
     tables, counts = [], []
     contexts = zip(metadata.block_tables, metadata.context_lens.tolist(), strict=True)
     for queries, (table, context_len) in zip(index.query.split_with_sizes(lengths), contexts, strict=True):
@@ -54,8 +32,8 @@ def attending_to_blocks(
         own_keys = keys[table[: -(-context_len // keys.shape[1])].long()].flatten(0, 1)[:context_len]
         chosen = choose_blocks(index, queries, own_keys, positions)
         chosen = chosen.repeat_interleave(groups // chosen.shape[1], dim=1)  # [T, groups, blocks]
-        tables.append(_table_of(chosen, index.block_size, table, context_len, cache))
-        counts.append(_num_seen(chosen, index.block_size, positions))
+        tables.append(chosen_blocks.table_of(chosen, index.block_size, table, context_len, cache))
+        counts.append(chosen_blocks.num_seen(chosen, index.block_size, positions))
     return metadata.of_single_queries(torch.cat(tables), torch.cat(counts), index.num_chosen)
 
 
@@ -99,37 +77,6 @@ def _block_scores(queries: Tensor, keys: Tensor, positions: Tensor, block_size: 
     return scores[:, : -(-len(keys) // block_size)]
 
 
-def _table_of(chosen: Tensor, block_size: int, table: Tensor, context_len: int, cache: LayerCache) -> Tensor:
-    """Returns where the positions of chosen blocks [T, groups, blocks] lie in the cache, whose blocks are cut
-    `_by_head`, as a block table of each group: [T * groups, num_cut] int32. What it says of unseen ones is void."""
-    num_heads, num_groups, size = cache.keys.shape[1], chosen.shape[1], _cut_size(block_size, cache)
-    cuts = chosen[..., None] * (block_size // size) + torch.arange(block_size // size)  # of each sequence
-    cuts = cuts.flatten(2).clamp(max=(context_len - 1) // size)
-    heads = torch.arange(num_groups)[:, None] // (num_groups // num_heads)
-    cuts_of_block = cache.block_size // size
-    blocks, offsets = table.long()[cuts // cuts_of_block], cuts % cuts_of_block
-    return ((blocks * num_heads + heads) * cuts_of_block + offsets).flatten(0, 1).int()
-
-
-def _num_seen(chosen: Tensor, block_size: int, positions: Tensor) -> Tensor:
-    """Returns how many positions of its chosen blocks [T, groups, blocks] each token at `positions` [T] sees, all but
-    those behind it in its own: [T * groups] int32."""
-    own = (positions // block_size)[:, None, None]
-    num_whole, has_own = (chosen < own).sum(-1), (chosen == own).any(-1)
-    return (num_whole * block_size + has_own * (positions % block_size + 1)[:, None]).flatten().int()
-
-
-def _num_groups(index: BlockIndexCall, cache: LayerCache) -> int:
-    """Returns how many groups of heads choose for themselves, or read a key and a value of their own."""
-    return max(index.query.shape[1], cache.keys.shape[1])
-
-
-def _by_head(cache: LayerCache, block_size: int) -> LayerCache:
-    """Returns the cache as one of a single head: each block is one of each head, and is cut so that chosen blocks of so
-    many positions are made of whole ones."""
-    size = _cut_size(block_size, cache)
-    return LayerCache(*(each.view(-1, 1, size, each.shape[3]) for each in cache))
-
-
-def _cut_size(block_size: int, cache: LayerCache) -> int:
-    return math.gcd(block_size, cache.block_size)
+def groups_of(index: BlockIndexCall, cache: LayerCache) -> chosen_blocks.HeadGroups:
+    """Returns the groups of heads that choose for themselves, or read a key and a value of their own."""
+    return chosen_blocks.HeadGroups(max(index.query.shape[1], cache.keys.shape[1]), index.block_size)

@@ -1,12 +1,13 @@
 """Sparse attention over the paged cache: layers hand on what decides which positions a token attends to.
 
 In models with DeepSeek's sparse attention each layer has an indexer, or attends to what the one before it chose; in
-those with MiniMax's, indexers choose blocks of positions. An indexer whose code is known is replaced by one that makes
-the same queries, keys and weights of heads, and leaves the choice to where the keys of the tokens before are: the KV
-cache (`engine.attention.sparse`, `engine.attention.sparse_blocks`).
+those with MiniMax's and Qwen 4's, indexers choose blocks of positions. An indexer whose code is known is replaced by
+one that makes the same queries, keys and weights of heads, and leaves the choice to where the keys of the tokens before
+are: the KV cache (`engine.attention.sparse`, `engine.attention.sparse_blocks`, `engine.attention.sparse_pools`).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from engine.attention.metadata import BlockIndexCall, IndexCall, PoolIndexCall
 from engine.attention.registry import AttentionCall
+from engine.attention.sparse_pools import mean_of, weighed_by_gates
 from engine.core.errors import UnsupportedModelError
 from engine.model.known.same_code import class_named, global_of, is_same
 
@@ -21,6 +23,7 @@ __all__ = [
     "BlockIndexer",
     "Indexer",
     "LastRotatingIndexer",
+    "MeanPoolIndexer",
     "ScaledIndexer",
     "check_sparse",
     "is_sparse",
@@ -44,7 +47,7 @@ class Indexer(nn.Module):
         self._weights_dtype: torch.dtype = indexer.weights_proj.weight.dtype
         self._norm_dtype: torch.dtype = indexer.k_norm.weight.dtype
         self._factor = indexer.softmax_scale * indexer.n_heads**-0.5
-        self._layer, self._num_chosen = int(indexer.layer_idx), int(indexer.index_topk)
+        self._layer_idx, self._num_chosen = int(indexer.layer_idx), int(indexer.index_topk)
         self._head_dim, self._num_rotated = indexer.head_dim, indexer.qk_rope_head_dim
         self._rotate = rotate
 
@@ -62,7 +65,7 @@ class Indexer(nn.Module):
             query=query[0],
             key=key[0, :, 0],
             weights=weights[0],
-            layer=self._layer,
+            layer=self._layer_idx,
             num_chosen=self._num_chosen,
         )
 
@@ -126,12 +129,58 @@ class PoolIndexer(Indexer):
         self.gate_proj = nn.Linear(gates.shape[1], gates.shape[0], bias=False, device="meta")
         self.gate_proj.weight = gates
         self.index_kpool_compress_ape = indexer.index_kpool_compress_ape
-        self._num_rotated, self._num_pools = 0, self._num_chosen // int(indexer.index_kpool)
+        self._num_rotated, self._pool_size = 0, int(indexer.index_kpool)
 
     def forward(self, hidden_states: Tensor, q_resid: Tensor, **_: Any) -> PoolIndexCall:
         own = self._call_of(self._queries_of(q_resid), hidden_states, _NO_ROTATION)
-        keys = torch.cat((own.key, self.gate_proj(hidden_states)[0]), dim=-1)
-        return PoolIndexCall(own.query, keys, own.weights, self.index_kpool_compress_ape, self._layer, self._num_pools)
+        return PoolIndexCall(
+            query=own.query,
+            key=torch.cat((own.key, self.gate_proj(hidden_states)[0]), dim=-1),
+            weights=own.weights,
+            pool_keys=self._pool_keys,
+            pool_size=self._pool_size,
+            layer=self._layer_idx,
+            num_pools=self._num_chosen // self._pool_size,
+        )
+
+    def _pool_keys(self, kept: Tensor, _: Tensor) -> Tensor:
+        return weighed_by_gates(kept, self.index_kpool_compress_ape)
+
+
+class MeanPoolIndexer(nn.Module):
+    """Makes of a layer's input what decides to which pools of positions its tokens attend, by keys that are means of
+    those of their positions, normed and rotated as the first of them (Qwen 4)."""
+
+    def __init__(self, indexer: Any, rotate: Rotate) -> None:
+        super().__init__()
+        self.index_qk_proj = indexer.index_qk_proj
+        self.q_layernorm, self.k_layernorm = indexer.q_layernorm, indexer.k_layernorm
+        self._layer_idx, self._head_dim, self._rotate = int(indexer.layer_idx), int(indexer.index_head_dim), rotate
+        self._pool_size, self._num_pools = int(indexer.compress_ratio), int(indexer.block_topk)
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rotary_emb: nn.Module
+    ) -> PoolIndexCall:
+        """`rotary_emb` makes the rotations of other positions."""
+        heads = self.index_qk_proj(hidden_states).unflatten(-1, (-1, self._head_dim))  # [1, T, heads and a key, size]
+        query = self._rotated(self.q_layernorm(heads[:, :, :-1].contiguous()), position_embeddings)[0]
+        return PoolIndexCall(
+            query=query,
+            key=heads[0, :, -1],
+            weights=query.new_full(query.shape[:2], self._head_dim**-0.5, dtype=torch.float32),
+            pool_keys=partial(self._pool_keys, rotary_emb),
+            pool_size=self._pool_size,
+            layer=self._layer_idx,
+            num_pools=self._num_pools,
+        )
+
+    def _pool_keys(self, rotary_emb: nn.Module, kept: Tensor, positions: Tensor) -> Tensor:
+        keys = self.k_layernorm(mean_of(kept))[None]
+        return self._rotated(keys[:, :, None], rotary_emb(keys, positions[None]))[0, :, 0]
+
+    def _rotated(self, heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:  # [1, T, heads, size]
+        cos, sin = rotation
+        return cast(Tensor, self._rotate(heads, cos=cos, sin=sin, unsqueeze_dim=2))
 
 
 class BlockIndexer(nn.Module):
@@ -146,7 +195,7 @@ class BlockIndexer(nn.Module):
             indexer.q_norm,
             indexer.k_norm,
         )
-        self._layer, self._head_dim, self._rotate = int(indexer.layer_idx), int(indexer.head_dim), rotate
+        self._layer_idx, self._head_dim, self._rotate = int(indexer.layer_idx), int(indexer.head_dim), rotate
         self._block_size, self._num_blocks = int(indexer.block_size), int(indexer.topk_blocks)
         self._num_near = int(indexer.local_blocks)
 
@@ -162,20 +211,22 @@ class BlockIndexer(nn.Module):
         return BlockIndexCall(
             query=query[0],
             key=key[0, :, 0],
-            layer=self._layer,
+            layer=self._layer_idx,
             block_size=self._block_size,
             num_blocks=self._num_blocks,
             num_near=self._num_near,
         )
 
 
-_KNOWN: dict[str, tuple[Callable[[Any, Rotate], Indexer | BlockIndexer], str]] = {
+AnyIndexer = Indexer | MeanPoolIndexer | BlockIndexer
+_KNOWN: dict[str, tuple[Callable[[Any, Rotate], AnyIndexer], str]] = {
     "deepseek_v32.DeepseekV32Indexer": (LatentIndexer, "apply_rotary_pos_emb"),
     "glm_moe_dsa.GlmMoeDsaIndexer": (LatentIndexer, "apply_rotary_pos_emb_interleave"),
     "glm5_next.Glm5NextTextIndexer": (PoolIndexer, ""),
     "hy_v4.HYV4Indexer": (LastRotatingIndexer, "apply_rotary_pos_emb"),
     "minimax_m3_vl.MiniMaxM3VLIndexer": (BlockIndexer, "apply_rotary_pos_emb"),
     "mistral_large4.MistralLarge4TextIndexer": (ScaledIndexer, "apply_rotary_pos_emb_interleave"),
+    "qwen4_exp.Qwen4ExpTextQSAIndexer": (MeanPoolIndexer, "apply_rotary_pos_emb"),
 }
 """Indexers whose code is known, by family and class: what replaces each, and the function that rotates its queries and
 keys."""
@@ -195,7 +246,7 @@ def replace_indexers(model: nn.Module) -> None:
 
 def is_sparse(model: nn.Module) -> bool:
     """Whether layers of the model attend to chosen positions."""
-    return any(isinstance(each, Indexer | BlockIndexer) for each in model.modules())
+    return any(isinstance(each, AnyIndexer) for each in model.modules())
 
 
 def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.device) -> None:
@@ -205,7 +256,7 @@ def check_sparse(model: str, calls: Sequence[AttentionCall], device: torch.devic
         raise UnsupportedModelError(
             f"{model} has sparse attention, which is computed on the CPU only: use --device cpu."
         )
-    if not all(call.is_latent for call in sparse if not isinstance(call.sparse, BlockIndexCall)):
+    if not all(call.is_latent for call in sparse if not isinstance(call.sparse, BlockIndexCall | PoolIndexCall)):
         raise UnsupportedModelError(
             f"{model} has sparse attention, which needs latents in the KV cache: leave out --kv-cache-dtype, and "
             "adapters of kv_b_proj."
@@ -228,7 +279,7 @@ def _is_attention(module: nn.Module) -> bool:
     return hasattr(module, _LATENT_PROJECTION) or hasattr(module, _KEY_PROJECTION)
 
 
-def _replacement_of(indexer: nn.Module, name: str) -> Indexer | BlockIndexer:
+def _replacement_of(indexer: nn.Module, name: str) -> AnyIndexer:
     written = type(indexer).forward
     for known, (kind, rotate) in _KNOWN.items():
         if is_same(written, class_named(known).forward):

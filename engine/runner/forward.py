@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention import AttentionBackend, AttentionMetadata, sparse, sparse_blocks, sparse_pools
+from engine.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    chosen_blocks,
+    sparse,
+    sparse_blocks,
+    sparse_pools,
+)
 from engine.attention.compressed import CompressedAttention
 from engine.attention.distance_bias import BiasedAttention
 from engine.attention.kv_cache import KVCache, LayerCache
-from engine.attention.metadata import BlockIndexCall, IndexCall, PoolIndexCall
+from engine.attention.metadata import AnyIndexCall, BlockIndexCall, IndexCall, PoolIndexCall
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.mixers.draft_step import DraftStep
@@ -227,6 +234,8 @@ class _PagedAttention:
             return self._biased[self._cache.group_of(call.layer)].attend(call, call.bias, cache)
         if isinstance(call.sparse, BlockIndexCall):
             return self._attend_to_blocks(call, call.sparse, cache, metadata)
+        if isinstance(call.sparse, PoolIndexCall):
+            return self._attend_to_pools(call, call.sparse, cache, metadata)
         if call.sparse is not None:
             if call.sparse.layer == call.layer:
                 self._chosen = self._choose(call.sparse, metadata)
@@ -234,31 +243,53 @@ class _PagedAttention:
                 cache, metadata = sparse.as_single_positions(cache), self._chosen
         return self._backend.paged_attention(call.query, cache, metadata, call.params)
 
-    def _choose(self, index: IndexCall | PoolIndexCall, metadata: AttentionMetadata) -> AttentionMetadata | None:
+    def _choose(self, index: IndexCall, metadata: AttentionMetadata) -> AttentionMetadata | None:
         """Writes index keys; returns None if every token attends to all that it sees, which is the same bits."""
-        keys = self._cache.index_keys_of(index.layer)
-        sparse.write_index_keys(index.key, keys, metadata.slot_mapping)
-        if isinstance(index, PoolIndexCall):
-            sparse_pools.write_pool_keys(index, keys, metadata)
-            if sparse_pools.sees_all_pools(index, metadata):
-                return None
-            return sparse_pools.attending_to_pools(index, self._backend.choose_slots, keys, metadata)
+        keys = self._write_index_keys(index, metadata)
         if metadata.max_context_len <= index.num_chosen:
             return None
         return sparse.attending_to(self._backend.choose_slots(index, keys, metadata), metadata)
+
+    def _choose_pools(
+        self, index: PoolIndexCall, cache: LayerCache, metadata: AttentionMetadata
+    ) -> AttentionMetadata | None:
+        """Writes what is kept of tokens, and keys of pools; returns None if every token attends to all that it sees,
+        which is the same bits."""
+        keys = self._write_index_keys(index, metadata)
+        sparse_pools.write_pool_keys(index, keys, metadata)
+        if sparse_pools.sees_all_pools(index, metadata):
+            return None
+        return sparse_pools.attending_to_pools(index, self._backend.choose_slots, keys, metadata, cache)
+
+    def _write_index_keys(self, index: AnyIndexCall, metadata: AttentionMetadata) -> Tensor:
+        """Returns the index keys of the layer."""
+        keys = self._cache.index_keys_of(index.layer)
+        sparse.write_index_keys(index.key, keys, metadata.slot_mapping)
+        return keys
+
+    def _attend_to_pools(
+        self, call: AttentionCall, index: PoolIndexCall, cache: LayerCache, metadata: AttentionMetadata
+    ) -> Tensor:
+        """Attends to the pools that the layer chooses, or an earlier one has chosen, where these are not all."""
+        if index.layer == call.layer:
+            self._chosen = self._choose_pools(index, cache, metadata)
+        attend, query, params = self._backend.paged_attention, call.query, call.params
+        if self._chosen is None:
+            return attend(query, cache, metadata, params)
+        groups = sparse_pools.groups_of(index, cache)
+        return chosen_blocks.attend_in_groups(attend, query, groups, cache, self._chosen, params)
 
     def _attend_to_blocks(
         self, call: AttentionCall, index: BlockIndexCall, cache: LayerCache, metadata: AttentionMetadata
     ) -> Tensor:
         """Writes index keys, then attends to the blocks that they choose, group of heads by group of heads, where these
         are not all that there are."""
-        keys = self._cache.index_keys_of(index.layer)
-        sparse.write_index_keys(index.key, keys, metadata.slot_mapping)
+        keys = self._write_index_keys(index, metadata)
         if metadata.max_context_len <= index.num_chosen:
             return self._backend.paged_attention(call.query, cache, metadata, call.params)
         chosen = sparse_blocks.attending_to_blocks(index, keys, metadata, cache)
-        attend = self._backend.paged_attention
-        return sparse_blocks.attend_in_groups(attend, call.query, index, cache, chosen, call.params)
+        attend, groups = self._backend.paged_attention, sparse_blocks.groups_of(index, cache)
+        return chosen_blocks.attend_in_groups(attend, call.query, groups, cache, chosen, call.params)
 
 
 class _SlottedStates:

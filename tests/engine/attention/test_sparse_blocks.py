@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import cpu, reference, sparse_blocks
+from engine.attention import chosen_blocks, cpu, reference, sparse_blocks
 from engine.attention.kv_cache import LayerCache
 from engine.attention.kv_format import is_quantized, quantize
 from engine.attention.metadata import AttentionMetadata, AttentionParams, BlockIndexCall
@@ -143,7 +143,8 @@ def attend(
     cache: LayerCache,
 ) -> Tensor:
     chosen = sparse_blocks.attending_to_blocks(index, index_keys, metadata, cache)
-    return sparse_blocks.attend_in_groups(backend.paged_attention, query, index, cache, chosen, PARAMS)
+    groups = sparse_blocks.groups_of(index, cache)
+    return chosen_blocks.attend_in_groups(backend.paged_attention, query, groups, cache, chosen, PARAMS)
 
 
 def rows_of_head(cache: LayerCache, head: int, slots: Tensor) -> tuple[LayerCache, AttentionMetadata]:

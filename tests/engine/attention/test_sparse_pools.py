@@ -1,13 +1,15 @@
 """Sparse attention to pools of positions: which are chosen, and what is written of them."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import cpu, reference, sparse_pools
-from engine.attention.metadata import AttentionMetadata, PoolIndexCall
+from engine.attention import chosen_blocks, cpu, reference, sparse_pools
+from engine.attention.kv_cache import LayerCache
+from engine.attention.metadata import AttentionMetadata, AttentionParams, PoolIndexCall
 from engine.kernels import load_kernels
 from tests.engine.attention.paged_sequences import scattered
 
@@ -28,7 +30,14 @@ def make_index(dtype: torch.dtype = torch.float32, num_pools: int = 3) -> tuple[
     weights = torch.randn(sum(LENGTHS), NUM_HEADS, generator=generator)
     cache = torch.randn(NUM_BLOCKS, BLOCK_SIZE, 2 * SIZE, generator=generator).to(dtype)
     gates = torch.randn(POOL_SIZE, SIZE, generator=generator).to(dtype)
-    return PoolIndexCall(query, cache[:0, 0], weights, gates, layer=0, num_pools=num_pools), cache
+    made = PoolIndexCall(
+        query, cache[:0, 0], weights, partial(pool_keys, gates), POOL_SIZE, layer=0, num_pools=num_pools
+    )
+    return made, cache
+
+
+def pool_keys(gates: Tensor, kept: Tensor, _: Tensor) -> Tensor:
+    return sparse_pools.weighed_by_gates(kept, gates)
 
 
 def slots_of(table: Tensor, num_seen: int) -> Tensor:
@@ -39,7 +48,8 @@ def slots_of(table: Tensor, num_seen: int) -> Tensor:
 def pool_keys_of(index: PoolIndexCall, rows: Tensor) -> Tensor:
     """Returns the keys of whole pools of a sequence's keys and gates [T, 2 * size], in double precision."""
     whole = rows[: len(rows) // POOL_SIZE * POOL_SIZE].double().view(-1, POOL_SIZE, 2, SIZE)
-    shares = (whole[:, :, 1] + index.position_gates.double()).softmax(dim=1)
+    (gates,) = index.pool_keys.args  # type: ignore[attr-defined]
+    shares = (whole[:, :, 1] + gates.double()).softmax(dim=1)
     return (shares * whole[:, :, 0]).sum(1)
 
 
@@ -82,24 +92,71 @@ def test_a_pool_s_key_depends_on_nothing_but_its_own_positions() -> None:
     assert torch.equal(stepwise, expected)
 
 
+@pytest.mark.parametrize("num_kv_heads", [1, 3])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_token_attends_to_the_best_pools_and_its_own(backend: Any) -> None:
+def test_a_token_attends_to_the_best_pools_and_its_own(backend: Any, num_kv_heads: int) -> None:
     metadata, (index, cache) = make_metadata(), make_index()
-    rows = cache.flatten(0, 1)
-    chosen = sparse_pools.attending_to_pools(index, backend.choose_slots, written(index, cache, metadata), metadata)
+    rows, kv = cache.flatten(0, 1), make_kv(num_kv_heads)
+    keys = written(index, cache, metadata)
+    chosen = sparse_pools.attending_to_pools(index, backend.choose_slots, keys, metadata, kv)
     token = 0
     for table, length, context in zip(metadata.block_tables, LENGTHS, CONTEXTS, strict=True):
         slots = slots_of(table, context)
-        keys = pool_keys_of(index, rows[slots])
         for position in range(context - length, context):
-            num_whole = (position + 1) // POOL_SIZE
-            products = (index.query[token].double() @ keys[:num_whole].T).relu()
-            best = (index.weights[token].double() @ products).topk(min(3, num_whole)).indices.sort().values
-            pooled = (best[:, None] * POOL_SIZE + torch.arange(POOL_SIZE)).flatten()
-            expected = slots[torch.cat((pooled, torch.arange(num_whole * POOL_SIZE, position + 1)))]
-            assert chosen.block_tables[token, : chosen.context_lens[token]].tolist() == expected.tolist()
+            expected = slots[positions_of(index, token, pool_keys_of(index, rows[slots]), position)]
+            for head in range(num_kv_heads):
+                assert rows_of(chosen, token * num_kv_heads + head) == of_head(expected, head, num_kv_heads).tolist()
             token += 1
-    assert token == len(chosen.context_lens)
+    assert token * num_kv_heads == len(chosen.context_lens)
+
+
+def positions_of(index: PoolIndexCall, token: int, keys: Tensor, position: int) -> Tensor:
+    """Returns the positions of the best pools, and those behind all whole ones."""
+    num_whole = (position + 1) // POOL_SIZE
+    products = (index.query[token].double() @ keys[:num_whole].T).relu()
+    best = (index.weights[token].double() @ products).topk(min(3, num_whole)).indices.sort().values
+    pooled = (best[:, None] * POOL_SIZE + torch.arange(POOL_SIZE)).flatten()
+    return torch.cat((pooled, torch.arange(num_whole * POOL_SIZE, position + 1)))
+
+
+def rows_of(chosen: AttentionMetadata, number: int) -> list[int]:
+    """Returns which rows a query sees in a cache that is cut into blocks of two."""
+    cuts = chosen.block_tables[number].long()
+    return (cuts[:, None] * 2 + torch.arange(2)).flatten()[: chosen.context_lens[number]].tolist()  # type: ignore[no-any-return]
+
+
+def of_head(slots: Tensor, head: int, num_kv_heads: int) -> Tensor:
+    """Returns where a head's rows lie that are in these slots, if all heads of a block follow one another."""
+    return (slots // BLOCK_SIZE * num_kv_heads + head) * BLOCK_SIZE + slots % BLOCK_SIZE
+
+
+def make_kv(num_kv_heads: int, size_v: int = 12) -> LayerCache:
+    generator = torch.Generator().manual_seed(3)
+    sizes = (16, size_v)
+    keys, values = (torch.randn(NUM_BLOCKS, num_kv_heads, BLOCK_SIZE, size, generator=generator) for size in sizes)
+    return LayerCache(keys, values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mean_of_keys_depends_on_nothing_but_its_own_positions(dtype: torch.dtype) -> None:
+    kept = torch.randn(31, POOL_SIZE, SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
+    means = sparse_pools.mean_of(kept)
+    torch.testing.assert_close(means, kept.double().mean(1).to(dtype))
+    assert all(torch.equal(sparse_pools.mean_of(kept[at : at + 1])[0], means[at]) for at in range(31))
+
+
+@pytest.mark.parametrize("is_latent", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_attention_to_all_pools_is_that_to_all_positions(backend: Any, is_latent: bool) -> None:
+    metadata, (index, cache) = make_metadata(), make_index(num_pools=32)
+    kv = make_kv(1 if is_latent else 2)
+    kv = LayerCache(kv.keys, kv.keys[..., :12]) if is_latent else kv
+    query = torch.randn(sum(LENGTHS), 4, 16, generator=torch.Generator().manual_seed(4))
+    keys = written(index, cache, metadata)
+    chosen = sparse_pools.attending_to_pools(index, backend.choose_slots, keys, metadata, kv)
+    groups, params = sparse_pools.groups_of(index, kv), AttentionParams(0.3)
+    attended = chosen_blocks.attend_in_groups(backend.paged_attention, query, groups, kv, chosen, params)
+    assert torch.equal(attended, backend.paged_attention(query, kv, metadata, params))
 
 
 def test_all_is_attended_to_where_no_token_sees_more_pools() -> None:
