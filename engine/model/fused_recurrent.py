@@ -50,7 +50,7 @@ class FusedDeltaNet(FusedRecurrent):
         self.decay_rates = nn.Buffer(-net.A_log.detach().float().exp(), persistent=False)
         self.time_bias = nn.Buffer(_copied(net.dt_bias), persistent=False)
         self.norm_weight = nn.Parameter(net.norm.weight.detach(), requires_grad=False)
-        self.eps = float(net.norm.variance_epsilon)
+        self.eps, self.gate = float(net.norm.variance_epsilon), str(net.norm.activation)
 
     def joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the rows of the projections of `names` as the merged one has them: of queries, keys and values, of
@@ -65,7 +65,7 @@ class FusedDeltaNet(FusedRecurrent):
         read = advance(GatedDeltaRule(mixed, write, time_step, *numbers))
         size = len(self.norm_weight)
         normed = torch.ops.twostep.rms_norm(read.view(-1, size), self.norm_weight, self.eps).view_as(read)
-        torch.ops.twostep.multiply_by_gates(normed, gates, "silu")
+        torch.ops.twostep.multiply_by_gates(normed, gates, self.gate)
         return cast(Tensor, normed)
 
 

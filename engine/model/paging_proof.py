@@ -22,6 +22,7 @@ from engine.core.errors import UnsupportedModelError
 from engine.core.sampling_params import SamplingParams
 from engine.mixers.state import StateCache
 from engine.model.compressed.replacement import replace_compressed_layers
+from engine.model.gated_streams.replacement import replace_gated_streams
 from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.probe import layer_shape, probe
 from engine.model.recurrent.replacement import replace_recurrent_layers
@@ -42,6 +43,8 @@ NUM_DRAFTS = 2
 TOLERANCE = 1e-3
 """Share of the largest logit by which others may differ. Sums in another order differ by 1e-6, what a layer leaves out
 by 1e-2 and more."""
+TEXT_ENDS = slice(2, None, 9)
+"""Positions of EOS tokens, where layers read ids of tokens and begin anew behind these."""
 MAX_OUTLIERS = 0.02
 """Share of the positions that may differ by more, and always one: a router whose scores are nearly equal chooses
 another expert."""
@@ -56,12 +59,7 @@ def prove_paging(module: PreTrainedModel, context_limit: int) -> None:
 
 def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latents: bool) -> None:
     steps = [*_limited(STEPS, context_limit)]
-    vocab_size = module.config.get_text_config(decoder=True).vocab_size
-    generator = torch.Generator().manual_seed(0)
-    sequences = [
-        torch.randint(vocab_size, (total,), generator=generator).tolist()
-        for total in map(sum, zip(*steps, strict=True))
-    ]
+    sequences = [*_sequences(module, [*map(sum, zip(*steps, strict=True))])]
     module.set_attn_implementation("eager")
     expected = [_dense(module, token_ids) for token_ids in sequences]
     module.set_attn_implementation(ATTENTION_NAME)
@@ -69,6 +67,7 @@ def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latent
     replace_indexers(module)
     replace_compressed_layers(module)
     replace_relative_layers(module)
+    replace_gated_streams(module)
     if with_latents:
         keep_latents(module, torch.float32)
     computed = _paged(module, sequences, steps)
@@ -80,6 +79,17 @@ def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latent
                 f"{name} computes something else over a paged KV cache than in one piece, from position {first} on: "
                 "one of its layers mixes tokens in a way that is not known here."
             )
+
+
+def _sequences(module: PreTrainedModel, lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yields random token ids of a sequence of each length."""
+    config = module.config.get_text_config(decoder=True)
+    generator = torch.Generator().manual_seed(0)
+    for length in lengths:
+        token_ids = torch.randint(config.vocab_size, (length,), generator=generator)
+        if getattr(config, "ple_layer_ids", None):
+            token_ids[TEXT_ENDS] = config.eos_token_id
+        yield token_ids.tolist()
 
 
 def _limited(steps: Sequence[tuple[int, int]], limit: int) -> Iterator[tuple[int, int]]:

@@ -17,8 +17,15 @@ MAX_COMPRESSION = 6
 MIN_INDEX_HEADS = 16
 """Heads of indexers that choose positions. With few the product of none may be positive: such scores are equal, and
 torch chooses any."""
+MAX_DECAY = -1.0
+"""Logarithm of how fast states decay: of those that decay faster nothing might be left after a token."""
+MAX_POOL = 4
+"""Positions of a pool that indexers choose."""
+MAX_HASHED = 64
+"""Rows of an embedding of n-grams that a hash finds."""
 
-_NOT_OF_A_KIND = "idx", "index", "limit"
+_LIMITS = {"indexer_compress_ratio": MAX_POOL, "ngram_vocab_size_base": MAX_HASHED}
+_NOT_OF_A_KIND = "idx", "index", "limit", "num_embeddings", "total_vocab_size"
 """Parts of names of what layers of one kind may differ by."""
 
 
@@ -34,6 +41,9 @@ def cut_config(config: PreTrainedConfig, num_layers: int) -> None:
         config.compress_rates = {kind: min(rate, MAX_COMPRESSION) for kind, rate in rates.items()}
     if isinstance(heads := getattr(config, "index_n_heads", None), int) and hasattr(config, "index_topk"):
         config.index_n_heads = max(heads, MIN_INDEX_HEADS)
+    if isinstance(heads := getattr(config, "indexer_n_heads", None), int):
+        config.indexer_n_heads = max(heads, MIN_INDEX_HEADS)
+        config.indexer_budget = min(config.indexer_budget, 2 * config.indexer_compress_ratio)
 
 
 def _limit_of(name: str) -> float:
@@ -46,6 +56,8 @@ def _limit_of(name: str) -> float:
         return MAX_WINDOW
     if name.endswith(("index_topk_blocks", "index_kpool")):
         return 2
+    if name in _LIMITS:
+        return _LIMITS[name]
     return MAX_WIDTH if name.endswith(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")) else math.inf
 
 
@@ -56,9 +68,11 @@ def randomize(module: nn.Module) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             parameter.add_(torch.empty_like(parameter).normal_(generator=generator), alpha=0.1)
+            if name.endswith("A_log"):
+                parameter.clamp_(max=MAX_DECAY)
             continue
         std = 1.0 if id(parameter) in embeddings else max(1, parameter.shape[-1]) ** -0.5
         own = float(parameter[:1].std()) if parameter[:1].numel() > 1 else 0.0
@@ -91,8 +105,8 @@ def num_distinct_layers(module: PreTrainedModel) -> int:
 
 
 def _kind(layer: nn.Module) -> str:
-    """Returns a text that is the same for layers which differ by nothing but their weights, their index, and bounds of
-    numbers, which concern each token alone."""
+    """Returns a text that is the same for layers which differ by nothing but their weights, their index, how many rows
+    their embeddings have, and bounds of numbers, which concern each token alone."""
     facts = []
     for name, module in layer.named_modules():
         settings = {
@@ -100,6 +114,7 @@ def _kind(layer: nn.Module) -> str:
             for key, value in vars(module).items()
             if isinstance(value, (int, float, str, type(None))) and not any(map(key.__contains__, _NOT_OF_A_KIND))
         }
-        shapes = [tuple(parameter.shape) for parameter in module.parameters(recurse=False)]
+        rows = 1 if isinstance(module, nn.Embedding) else 0
+        shapes = [tuple(parameter.shape[rows:]) for parameter in module.parameters(recurse=False)]
         facts.append((name, type(module).__name__, sorted(settings.items()), shapes))
     return repr(facts)

@@ -33,8 +33,16 @@ _WHOLE_MODELS = frozenset(
         *("mistral3", "mistral4", "mistral_large4", "molmo2", "muse_glimmer", "muse_spark", "nemotron_h_omni", "ovis2"),
         *("paddleocr_vl", "paligemma", "perception_lm", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni"),
         *("qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr"),
-        *("qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "shieldgemma2", "smolvlm", "step3p7"),
-        *("video_llama_3", "video_llava", "vipllava", "voxtral"),
+        *(
+            "qwen3_omni_moe",
+            "qwen3_omni_moe_thinker",
+            "qwen3_vl",
+            "qwen3_vl_moe",
+            "qwen4_exp",
+            "shieldgemma2",
+            "smolvlm",
+        ),
+        *("step3p7", "video_llama_3", "video_llava", "vipllava", "voxtral"),
     )
 )
 TEXT_PART_NAMES = {

@@ -38,6 +38,7 @@ GOLDEN = (
     "lfm2",
     "inkling",
     "inkling2",
+    "qwen4",
     WIDE,
 )
 KINDS: dict[str, dict[str, Any]] = {

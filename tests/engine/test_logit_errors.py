@@ -115,6 +115,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "deepseek_v4": (0.13, 0.15, 0.53),
     "inkling": (0.013, 0.015, 0.059),
     "inkling2": (0.046, 0.035, 0.21),
+    "qwen4": (0.069, 0.093, 0.42),
     "wide": (0.013, 0.033, 0.28),
 }
 

@@ -126,6 +126,14 @@ _CHANGES["mistral_large4"] = {
     "kv_source_layers": [0, 1, 0, 1],
     "num_key_value_heads": NUM_HEADS,
 }
+_CHANGES["qwen4_exp"] = _CHANGES["qwen4_exp_text"] = {
+    "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+    **{"hc_count": 3, "hc_lowrank": 24, "rope_parameters": {**_AXES, "partial_rotary_factor": 0.5}},
+    **{"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 16},
+    **{"indexer_budget": 8, "indexer_compress_ratio": 4},
+    **{"ple_layer_ids": [1, 4], "ple_embed_dim": 32, "heads_per_ngram": 2, "number_of_conv_states": 3},
+    **{"ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4},
+}
 _CHANGES["muse_spark"] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "moe_hidden_size": 48}
 _PART_CHANGES: dict[str, dict[str, dict[str, Any]]] = {
     "inkling2": {"vision_config": {"text_hidden_size": 64, "projection_hidden_dim": 64}},

@@ -43,6 +43,7 @@ from tests.engine.further_configs import FURTHER, HYBRIDS, RECURRENT
 from tests.engine.gemma4_configs import GEMMA4
 from tests.engine.relative_configs import RELATIVE_CONFIGS
 from tests.engine.sparse_configs import SPARSE_CONFIGS
+from tests.engine.stream_configs import STREAM_CONFIGS
 
 VOCAB_SIZE = 199
 NUM_STATE_COPIES = 8
@@ -196,9 +197,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     **SPARSE_CONFIGS,
     **COMPRESSED_CONFIGS,
     **RELATIVE_CONFIGS,
+    **STREAM_CONFIGS,
 }
 _OF_STATES = {"lfm2", "qwen3_5", "granite4", "kimi_linear", "glm5_next", "jamba"}
-WITH_STATES = frozenset({*_OF_STATES, *RECURRENT, *HYBRIDS, *RELATIVE_CONFIGS})
+WITH_STATES = frozenset({*_OF_STATES, *RECURRENT, *HYBRIDS, *RELATIVE_CONFIGS, *STREAM_CONFIGS})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
 SPARSE = frozenset(SPARSE_CONFIGS)
 """Those with attention to 8 chosen positions."""
@@ -276,7 +278,10 @@ class ReferenceModel:
     """Hugging Face's own results in float32."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """Has it go on behind EOS tokens, as requests of tests do."""
         self.model = model
+        if model.generation_config is not None:
+            model.generation_config.eos_token_id = None
 
     def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
         ids = torch.tensor([prompt])

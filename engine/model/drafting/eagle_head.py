@@ -136,8 +136,9 @@ def _input_layers(target: LoadedModel, head_config: Mapping[str, Any]) -> tuple[
     layers = head_config.get("eagle_aux_hidden_state_layer_ids") or own.get("eagle_aux_hidden_state_layer_ids")
     text_config = target.module.config.get_text_config(decoder=True)
     num_layers = text_config.num_hidden_layers
-    if getattr(text_config, "hc_mult", 1) > 1:
-        raise _Unfit("reads hidden states of layers, and those of this model have several streams (hc_mult)")
+    for name in ("hc_mult", "hc_count"):
+        if getattr(text_config, name, 1) > 1:
+            raise _Unfit(f"reads hidden states of layers, and those of this model have several streams ({name})")
     layers = layers or [2, num_layers // 2, num_layers - 3]
     is_known = len(getattr(target.module.base_model, "layers", ())) == num_layers
     in_order = all(isinstance(layer, int) for layer in layers) and [*layers] == sorted({*layers})

@@ -152,6 +152,8 @@ def _own_name(name: str) -> str:
 
 
 def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: Mapping[str, Tensor]) -> DraftModel:
+    if getattr(model.module.config, "hc_count", 1) > 1:
+        raise ModelError("It is one for models with several streams, whose form is not known here.")
     module = _model_of_one_layer(model, {n: tensor for n, tensor in tensors.items() if not n.startswith(_JOIN)})
     norm = cast(nn.Module, cast(Any, module.base_model).norm)
     join = MtpInput(norm, model.hidden_size, model.dtype, layout.is_hidden_first).to(model.device)

@@ -138,6 +138,8 @@ def is_plain_rms_norm(module: nn.Module) -> bool:
 
 def is_zero_centered_rms_norm(module: nn.Module) -> bool:
     """Whether the module is an RMSNorm that multiplies by one more than its weight, and rounds once, at the end."""
+    if is_of(module, "qwen4_exp.Qwen4ExpTextRMSNorm"):
+        return module.group_size is None
     kind = modeling_gemma2.Gemma2RMSNorm
     return is_like(module, kind) and is_same(getattr(type(module), "_norm", None), kind._norm)
 

@@ -13,6 +13,7 @@ _DELTA_NETS = {
     "qwen3_5.Qwen3_5GatedDeltaNet": "qwen3_5.Qwen3_5RMSNormGated",
     "qwen3_5_moe.Qwen3_5MoeGatedDeltaNet": "qwen3_5_moe.Qwen3_5MoeRMSNormGated",
     "qwen3_next.Qwen3NextGatedDeltaNet": "qwen3_next.Qwen3NextRMSNormGated",
+    "qwen4_exp.Qwen4ExpTextGatedDeltaNet": "qwen4_exp.Qwen4ExpTextRMSNormGated",
 }
 """Gated delta nets, and their norms."""
 _MAMBA2 = {
@@ -31,7 +32,7 @@ def is_delta_net(module: nn.Module) -> bool:
     if not is_of(module, *_DELTA_NETS):
         return False
     net: Any = module
-    is_plain = net.activation == "silu" and net.conv1d.bias is None and net.norm.activation == "silu"
+    is_plain = net.activation == "silu" and net.conv1d.bias is None and net.norm.activation in ("silu", "sigmoid")
     return is_plain and is_of(net.norm, *_DELTA_NETS.values()) and net.norm.weight.dtype == net.conv1d.weight.dtype
 
 

@@ -12,6 +12,7 @@ from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.state import StateShape
 from engine.model.compressed.replacement import check_compressed, replace_compressed_layers
 from engine.model.context_limit import context_limit
+from engine.model.gated_streams.replacement import replace_gated_streams
 from engine.model.kv_cache_dtype import kv_dtype_named
 from engine.model.latent_attention import are_expanded_by, expand_latents, keep_latents
 from engine.model.loading.placement import Placement
@@ -36,6 +37,7 @@ def prove_layers(config: EngineConfig, module: PreTrainedModel, place: Placement
     replace_indexers(module)
     replace_compressed_layers(module)
     replace_relative_layers(module)
+    replace_gated_streams(module)
     is_expanded = place.device.type != "cpu" or bool(place.group.of_first(are_expanded_by(config.adapters)))
     replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, place.dtype))
     if not replaced:

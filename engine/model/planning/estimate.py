@@ -18,6 +18,7 @@ from engine.core.machine import ModelSize
 from engine.mixers.functions import route_recurrent_functions
 from engine.model.compressed.replacement import replace_compressed_layers
 from engine.model.context_limit import context_limit
+from engine.model.gated_streams.replacement import replace_gated_streams
 from engine.model.latent_attention import keep_latents
 from engine.model.loading.hf_config import read_hf_config
 from engine.model.probe import layer_shape, probe_layers
@@ -74,6 +75,7 @@ def _estimate(config: EngineConfig) -> Estimate:
     replace_indexers(module)
     replace_compressed_layers(module)
     replace_relative_layers(module)
+    replace_gated_streams(module)
     keep_latents(module, dtype)
     _leave_out_choices(module)
     text_config = hf_config.get_text_config(decoder=True)

@@ -16,6 +16,7 @@ from engine.mixers.real_gated_recurrence import RealGatedRecurrence
 from engine.mixers.registry import Mixer
 from engine.mixers.selective_scan import SelectiveScan
 from engine.mixers.short_convolution import ShortConvolution
+from engine.mixers.token_window import TokenWindow
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 33
@@ -91,6 +92,10 @@ def real_gated_recurrence(seed: int, dtype: torch.dtype = torch.float32) -> Real
     return RealGatedRecurrence(x, gates, -draw(63).abs(), torch.arange(NUM_TOKENS) == 0)
 
 
+def token_window(seed: int) -> TokenWindow:
+    return TokenWindow(torch.randint(50, (NUM_TOKENS,), generator=torch.Generator().manual_seed(seed)), 3)
+
+
 MIXERS: dict[str, Callable[[int], Mixer]] = {
     "convolution": convolution,
     "convolution in bfloat16": lambda seed: convolution(seed, torch.bfloat16),
@@ -104,12 +109,14 @@ MIXERS: dict[str, Callable[[int], Mixer]] = {
     "Mamba-2 from projections": mamba2_scan,
     "Mamba-2 from projections in bfloat16": lambda seed: mamba2_scan(seed, torch.bfloat16),
     "Mamba": selective_scan,
+    "token window": token_window,
     "real-gated recurrence": real_gated_recurrence,
     "real-gated recurrence in bfloat16": lambda seed: real_gated_recurrence(seed, torch.bfloat16),
 }
 PER_TOKEN = {"x", "rows", "qkv", "query", "key", "value", "decay", "rate", "time_step", "write", "read"} | {
     "gates",
     "is_first",
+    "token_ids",
     "weights",
 }
 

@@ -25,8 +25,6 @@ NOT_BUILT = {
     "gpt_neo",
     "musicgen",
     "musicgen_melody",
-    "qwen4_exp",
-    "qwen4_exp_text",
     "reformer",
     "xlnet",
     "zamba",

@@ -16,7 +16,7 @@ from engine.core.errors import UnsupportedModelError
 from engine.mixers.functions import route_recurrent_functions
 from engine.model import sparse_attention
 from engine.model.known.text_models import register_language_model
-from engine.model.latent_attention import keep_latents
+from engine.model.latent_attention import has_latents, keep_latents
 from engine.model.paging_proof import prove_paging
 from engine.model.planning.estimate import estimate
 from engine.model.sparse_attention import (
@@ -67,7 +67,13 @@ def some_of_minimax() -> PreTrainedModel:
     return tiny_model("minimax_m3_vl_text")
 
 
-@pytest.fixture(params=[some_of_glm, some_of_mistral, some_of_hy, some_of_minimax, some_of_glm5])
+def some_of_qwen4() -> PreTrainedModel:
+    model = tiny_model("qwen4_exp_text")
+    route_recurrent_functions(model)
+    return model
+
+
+@pytest.fixture(params=[some_of_glm, some_of_mistral, some_of_hy, some_of_minimax, some_of_glm5, some_of_qwen4])
 def proved(request: pytest.FixtureRequest) -> Callable[[], None]:
     """Returns what proves a model, as it is loaded."""
     registry.register()
@@ -101,6 +107,14 @@ def test_a_plan_counts_index_keys(tmp_path: Path) -> None:
 
 def test_the_proof_passes_what_is_right(proved: Callable[[], None]) -> None:
     proved()
+
+
+def test_pools_are_chosen_over_keys_of_heads_too() -> None:
+    registry.register()
+    model = some_of_glm5()
+    replace_indexers(model)
+    assert not has_latents(model)
+    prove_paging(model, 512)
 
 
 def one_too_few(index: IndexCall, *args: Any) -> torch.Tensor:
@@ -139,7 +153,9 @@ def test_the_proof_refuses_a_wrong_choice_of_blocks(
 
 
 @pytest.mark.parametrize("proved", [some_of_glm5], indirect=True)
-@pytest.mark.parametrize("wrong", [None, lambda index: index._replace(position_gates=index.position_gates * 0)])
+@pytest.mark.parametrize(
+    "wrong", [None, lambda index: index._replace(pool_keys=lambda kept, _: kept[:, 0].chunk(2, dim=-1)[0])]
+)
 def test_the_proof_refuses_wrong_keys_of_pools(
     wrong: Callable[[Any], Any] | None, proved: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ ALL = (
         "molmo2",
         "muse_glimmer",
         "muse_spark",
+        "qwen4_exp",
     ),
 )
 OMNI = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
