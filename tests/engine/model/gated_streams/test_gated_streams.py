@@ -1,11 +1,13 @@
 """Models with gated streams and n-grams: their layers are replaced, and the proof sees what is wrong or left out."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -29,6 +31,7 @@ from engine.model.gated_streams.replacement import replace_gated_streams
 from engine.model.loader import load_model
 from engine.model.paging_proof import prove_paging
 from engine.model.planning.estimate import estimate
+from engine.model.setup import load_model_runner
 from engine.model.small_copy import num_distinct_layers
 from engine.model.sparse_attention import MeanPoolIndexer, replace_indexers
 from engine.weights.linear import prepare_linears
@@ -173,10 +176,18 @@ def test_a_head_that_reads_hidden_states_of_layers_is_refused(tmp_path: Path) ->
         load_with_eagle(path, head)
 
 
+def test_its_own_mtp_head_is_left_out_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = make_checkpoint("qwen4", tmp_path)
+    file = path / "model.safetensors"
+    save_file({**load_file(file), "mtp.fc.weight": torch.ones(32, 64)}, file, metadata={"format": "pt"})
+    with caplog.at_level(logging.WARNING, "engine.model.drafting.mtp_head"):
+        config = EngineConfig(model=str(path), device="cpu", num_blocks=8, max_model_len=128)
+        _, info = load_model_runner(config)
+    assert "several streams, whose form is not known here" in caplog.text and not info.has_head
+
+
 def test_shards_of_n_grams_are_read(tmp_path: Path) -> None:
     """A checkpoint has an embedding in parts, as it is published."""
-    from safetensors.torch import load_file
-
     path = make_checkpoint("qwen4", tmp_path)
     names = {name for name in load_file(path / "model.safetensors") if "ngram_embedding" in name}
     assert sum("layers.0." in name for name in names) == 4
