@@ -21,15 +21,12 @@ from engine.core.batch import ScheduledRequest
 from engine.core.errors import UnsupportedModelError
 from engine.core.sampling_params import SamplingParams
 from engine.mixers.state import StateCache
-from engine.model.compressed.replacement import replace_compressed_layers
-from engine.model.gated_streams.replacement import replace_gated_streams
 from engine.model.latent_attention import has_latents, keep_latents
+from engine.model.loading.known_layers import replace_known_layers
 from engine.model.probe import layer_shape, probe
 from engine.model.recurrent.replacement import replace_recurrent_layers
 from engine.model.refusals import refused_if_it_fails
-from engine.model.relative.replacement import replace_relative_layers
 from engine.model.small_copy import cut_config, num_distinct_layers, randomize
-from engine.model.sparse_attention import replace_indexers
 from engine.runner.forward import TransformersForward
 from engine.runner.model_inputs import build_inputs
 
@@ -64,10 +61,7 @@ def _compare(name: str, module: PreTrainedModel, context_limit: int, with_latent
     expected = [_dense(module, token_ids) for token_ids in sequences]
     module.set_attn_implementation(ATTENTION_NAME)
     replace_recurrent_layers(module)
-    replace_indexers(module)
-    replace_compressed_layers(module)
-    replace_relative_layers(module)
-    replace_gated_streams(module)
+    replace_known_layers(module)
     if with_latents:
         keep_latents(module, torch.float32)
     computed = _paged(module, sequences, steps)

@@ -25,7 +25,7 @@ MAX_HASHED = 64
 """Rows of an embedding of n-grams that a hash finds."""
 
 _LIMITS = {"indexer_compress_ratio": MAX_POOL, "ngram_vocab_size_base": MAX_HASHED}
-_NOT_OF_A_KIND = "idx", "index", "limit", "num_embeddings", "total_vocab_size"
+_NOT_OF_A_KIND = "idx", "index", "limit", "num_embeddings", "total_vocab_size", "lambda_init"
 """Parts of names of what layers of one kind may differ by."""
 
 

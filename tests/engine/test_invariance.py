@@ -40,6 +40,7 @@ ARCHITECTURES = (
     "hy_v4",
     "minimax_m3",
     "deepseek_v4",
+    "diffllama",
     *sorted(WITH_STATES),
 )
 FURTHER = ("mistral_large4", "glm_moe_dsa", "glm4_moe", "hunyuan_moe", "ministral3", "gemma4")

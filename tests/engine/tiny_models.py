@@ -190,6 +190,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron": ("NemotronConfig", {"head_dim": 12}),
     "arcee": ("ArceeConfig", {"mlp_bias": True}),
+    "diffllama": ("DiffLlamaConfig", {"num_key_value_heads": 2}),
     **GEMMA4,
     **FURTHER,
     **RECURRENT,

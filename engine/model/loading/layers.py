@@ -10,18 +10,17 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, UnsupportedModelError
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.state import StateShape
-from engine.model.compressed.replacement import check_compressed, replace_compressed_layers
+from engine.model.compressed.replacement import check_compressed
 from engine.model.context_limit import context_limit
-from engine.model.gated_streams.replacement import replace_gated_streams
 from engine.model.kv_cache_dtype import kv_dtype_named
 from engine.model.latent_attention import are_expanded_by, expand_latents, keep_latents
+from engine.model.loading.known_layers import replace_known_layers
 from engine.model.loading.placement import Placement
 from engine.model.loading.preparation import only_errors_of
 from engine.model.paging_proof import prove_paging
 from engine.model.probe import ProbedLayers, probe
 from engine.model.recurrent.replacement import replace_recurrent_layers
-from engine.model.relative.replacement import replace_relative_layers
-from engine.model.sparse_attention import check_sparse, is_sparse, replace_indexers
+from engine.model.sparse_attention import check_sparse, is_sparse
 from engine.model.tensor_parallel import check_heads
 
 __all__ = ["prove_layers"]
@@ -34,10 +33,7 @@ def prove_layers(config: EngineConfig, module: PreTrainedModel, place: Placement
     these. Raises UnsupportedModelError unless it can run paged."""
     route_recurrent_functions(module)
     replace_recurrent_layers(module)
-    replace_indexers(module)
-    replace_compressed_layers(module)
-    replace_relative_layers(module)
-    replace_gated_streams(module)
+    replace_known_layers(module)
     is_expanded = place.device.type != "cpu" or bool(place.group.of_first(are_expanded_by(config.adapters)))
     replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, place.dtype))
     if not replaced:

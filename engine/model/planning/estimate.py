@@ -16,15 +16,12 @@ from engine.core.errors import ModelError, TwostepError, UnsupportedModelError, 
 from engine.core.kv_groups import KVGroups
 from engine.core.machine import ModelSize
 from engine.mixers.functions import route_recurrent_functions
-from engine.model.compressed.replacement import replace_compressed_layers
 from engine.model.context_limit import context_limit
-from engine.model.gated_streams.replacement import replace_gated_streams
 from engine.model.latent_attention import keep_latents
 from engine.model.loading.hf_config import read_hf_config
+from engine.model.loading.known_layers import replace_known_layers
 from engine.model.probe import layer_shape, probe_layers
-from engine.model.relative.replacement import replace_relative_layers
 from engine.model.small_copy import num_distinct_layers
-from engine.model.sparse_attention import replace_indexers
 from engine.model.step_work import size_of
 from engine.runner.window_groups import groups_of_layers
 from engine.weights.moe import loops_over_experts
@@ -72,10 +69,7 @@ def _estimate(config: EngineConfig) -> Estimate:
         module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     module.eval()
     route_recurrent_functions(module)
-    replace_indexers(module)
-    replace_compressed_layers(module)
-    replace_relative_layers(module)
-    replace_gated_streams(module)
+    replace_known_layers(module)
     keep_latents(module, dtype)
     _leave_out_choices(module)
     text_config = hf_config.get_text_config(decoder=True)

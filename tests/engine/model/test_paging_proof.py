@@ -47,7 +47,6 @@ RECURRENT: dict[str, type[Any]] = {
 """Model type -> a mixer of its layers."""
 MIXES_OTHERWISE: dict[str, dict[str, Any]] = {
     "zaya": {},
-    "diffllama": {},
     "phimoe": {"sliding_window": 8},
     "bart": {},
 }

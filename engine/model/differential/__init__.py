@@ -1,0 +1,1 @@
+"""Models with differential attention (DiffLlama): their layers, over the paged cache."""
