@@ -73,6 +73,8 @@ def randomize(module: nn.Module) -> None:
             parameter.add_(torch.empty_like(parameter).normal_(generator=generator), alpha=0.1)
             if name.endswith("A_log"):
                 parameter.clamp_(max=MAX_DECAY)
+            elif name.endswith("temp"):  # scales of keys, which begin with none that matters
+                parameter.add_(1.0)
             continue
         std = 1.0 if id(parameter) in embeddings else max(1, parameter.shape[-1]) ** -0.5
         own = float(parameter[:1].std()) if parameter[:1].numel() > 1 else 0.0

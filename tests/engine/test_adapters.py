@@ -39,6 +39,7 @@ GOLDEN = (
     "inkling",
     "inkling2",
     "qwen4",
+    "zaya",
     WIDE,
 )
 KINDS: dict[str, dict[str, Any]] = {

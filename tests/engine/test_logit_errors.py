@@ -73,6 +73,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "ministral3": (0.013, 0.022, 0.24),
     "nemotron": (0.019, 0.038, 0.33),
     "diffllama": (0.013, 0.023, 0.21),
+    "zaya": (0.014, 0.021, 0.12),
     "arcee": (0.013, 0.027, 0.25),
     "granitemoe": (0.039, 0.037, 0.13),
     "granitemoeshared": (0.039, 0.042, 0.14),

@@ -41,6 +41,7 @@ from tests.engine.compressed_configs import COMPRESSED_CONFIGS
 from tests.engine.fakes import fake_info
 from tests.engine.further_configs import FURTHER, HYBRIDS, RECURRENT
 from tests.engine.gemma4_configs import GEMMA4
+from tests.engine.head_configs import HEAD_CONFIGS
 from tests.engine.relative_configs import RELATIVE_CONFIGS
 from tests.engine.sparse_configs import SPARSE_CONFIGS
 from tests.engine.stream_configs import STREAM_CONFIGS
@@ -190,7 +191,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron": ("NemotronConfig", {"head_dim": 12}),
     "arcee": ("ArceeConfig", {"mlp_bias": True}),
-    "diffllama": ("DiffLlamaConfig", {"num_key_value_heads": 2}),
     **GEMMA4,
     **FURTHER,
     **RECURRENT,
@@ -199,8 +199,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     **COMPRESSED_CONFIGS,
     **RELATIVE_CONFIGS,
     **STREAM_CONFIGS,
+    **HEAD_CONFIGS,
 }
-_OF_STATES = {"lfm2", "qwen3_5", "granite4", "kimi_linear", "glm5_next", "jamba"}
+_OF_STATES = {"lfm2", "qwen3_5", "granite4", "kimi_linear", "glm5_next", "jamba", "zaya"}
 WITH_STATES = frozenset({*_OF_STATES, *RECURRENT, *HYBRIDS, *RELATIVE_CONFIGS, *STREAM_CONFIGS})
 """Those with recurrent states, which allow for no draft model made of their own weights."""
 SPARSE = frozenset(SPARSE_CONFIGS)
@@ -269,7 +270,7 @@ def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
                 buffer.uniform_(0.6, 1.4)
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1 and ("norm" in key or "scale" in key) and "bias" not in key:
-                parameter.add_(0.1 * torch.randn_like(parameter))
+                parameter.add_(0.1 * torch.randn_like(parameter) + (1.0 if key.endswith("temp") else 0.0))
     path = directory / name
     model.save_pretrained(path, save_original_format=hasattr(transformers, type(model).__name__))
     return path

@@ -3,6 +3,7 @@
 from torch import nn
 
 from engine.model.compressed.replacement import replace_compressed_layers
+from engine.model.convolved.replacement import replace_convolved_projections
 from engine.model.differential.replacement import replace_differential_attention
 from engine.model.gated_streams.replacement import replace_gated_streams
 from engine.model.relative.replacement import replace_relative_layers
@@ -18,3 +19,4 @@ def replace_known_layers(model: nn.Module) -> None:
     replace_relative_layers(model)
     replace_gated_streams(model)
     replace_differential_attention(model)
+    replace_convolved_projections(model)

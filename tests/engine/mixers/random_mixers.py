@@ -14,6 +14,7 @@ from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.mamba2_scan import Mamba2Scan
 from engine.mixers.real_gated_recurrence import RealGatedRecurrence
 from engine.mixers.registry import Mixer
+from engine.mixers.row_window import RowWindow
 from engine.mixers.selective_scan import SelectiveScan
 from engine.mixers.short_convolution import ShortConvolution
 from engine.mixers.token_window import TokenWindow
@@ -110,6 +111,7 @@ MIXERS: dict[str, Callable[[int], Mixer]] = {
     "Mamba-2 from projections in bfloat16": lambda seed: mamba2_scan(seed, torch.bfloat16),
     "Mamba": selective_scan,
     "token window": token_window,
+    "row window": lambda seed: RowWindow(draw(NUM_TOKENS, CHANNELS, seed=seed), 2),
     "real-gated recurrence": real_gated_recurrence,
     "real-gated recurrence in bfloat16": lambda seed: real_gated_recurrence(seed, torch.bfloat16),
 }

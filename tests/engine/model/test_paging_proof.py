@@ -46,7 +46,6 @@ RECURRENT: dict[str, type[Any]] = {
 }
 """Model type -> a mixer of its layers."""
 MIXES_OTHERWISE: dict[str, dict[str, Any]] = {
-    "zaya": {},
     "phimoe": {"sliding_window": 8},
     "bart": {},
 }
@@ -70,7 +69,7 @@ def test_what_mixes_tokens_otherwise_is_refused(model_type: str) -> None:
 
 
 def test_a_checkpoint_is_refused_before_it_is_served(tmp_path: Path) -> None:
-    tiny_model("zaya").save_pretrained(tmp_path)
+    tiny_model("phimoe", MIXES_OTHERWISE["phimoe"]).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
 

@@ -30,7 +30,7 @@ FURTHER_WITH_EXPERTS = [
     *("granitemoe", "minimax_m2", "mellum", "flex_olmo", "deepseek_v2", "deepseek_halves", "glm4_moe_lite"),
     *("phimoe", "granitemoe_swa", "cohere2_moe", "cohere2_moe_sigmoid", "qwen4"),
 ]
-WITH_LINEAR_ROUTERS = ["hunyuan_moe", "gemma4_moe", "afmoe"]
+WITH_LINEAR_ROUTERS = ["hunyuan_moe", "gemma4_moe", "afmoe", "zaya"]
 IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
 
 
