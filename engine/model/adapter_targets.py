@@ -167,14 +167,14 @@ def _targets_of(
     module: nn.Module, path: str, seen: dict[nn.Module, None]
 ) -> Iterator[tuple[str, AdapterTarget, nn.Module]]:
     """Yields the targets below a module whose name is `path`, each with its layer in the loaded model."""
-    from engine.model.kernel_layer import KernelDecoderLayer, KernelRecurrentLayer  # with it come transformers' models
+    from engine.model.kernel_layer import KernelLayer  # with it come transformers' models
     from engine.weights.linear import PackedLinear
 
     for name, child in module._modules.items():
         if child is None or child in seen:
             continue
         seen[child] = None
-        place = path if isinstance(module, KernelDecoderLayer | KernelRecurrentLayer) else f"{path}.{name}".lstrip(".")
+        place = path if isinstance(module, KernelLayer) else f"{path}.{name}".lstrip(".")
         if not isinstance(child, PackedLinear):
             yield from _targets_of(child, place, seen)
         elif ".experts." not in place:  # their rows are some of a step's

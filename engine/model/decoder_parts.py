@@ -226,12 +226,16 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
     """Whether weights multiply what experts read, and not what they make."""
     factor: float = 1.0
     """What the sum of experts and that MLP is multiplied by."""
+    narrowing: tuple[LinearParts, LinearParts] | None = None
+    """What makes the rows that experts read, where these are narrower, and what makes wide ones of theirs."""
 
     def bound(self) -> Any:
         shared = None if self.shared is None else self.shared.bound()
         gate = None if self.shared_gate is None else self.shared_gate.bound()
         norms = None if self.norms is None else self.norms.bound()
-        form = norms, self.weighs_rows, self.factor
+        linears = None if self.narrowing is None else [each.bound() for each in self.narrowing]
+        narrowing = None if linears is None else torch.classes.twostep.Narrowing(*linears)
+        form = norms, self.weighs_rows, self.factor, narrowing
         return torch.classes.twostep.Mixture(self.router.bound(), self.experts.bound(), shared, gate, *form)
 
 

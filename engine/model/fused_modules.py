@@ -23,6 +23,7 @@ __all__ = [
     "FusedRMSNorm",
     "FusedRotaryEmbedding",
     "HeadNorms",
+    "ProductFactors",
     "QueryScaling",
     "Rotation",
     "names_of_head_layers",
@@ -88,8 +89,31 @@ class FusedLayerNorm(nn.Module):
 FusedNorm = FusedRMSNorm | FusedLayerNorm
 
 
+class ProductFactors(NamedTuple):
+    """What columns of a fused part's first and of its last product are multiplied by, if by anything: float32 [N]."""
+
+    first: Tensor | None = None
+    last: Tensor | None = None
+
+    def scale_first(self, product: Tensor) -> Tensor:  # [T, N] -> [T, N]
+        """Multiplies a product in its place."""
+        return _scaled(product, self.first)
+
+    def scale_last(self, product: Tensor) -> Tensor:
+        """Multiplies a product in its place."""
+        return _scaled(product, self.last)
+
+
+def _scaled(product: Tensor, factors: Tensor | None) -> Tensor:
+    if factors is not None:
+        torch.ops.twostep.scale_columns(product, factors)
+    return product
+
+
 class FusedMLP(nn.Module):
     """A gated MLP: activation(gate) * up, both from one matmul, then the down projection; or one without a gate."""
+
+    factors = ProductFactors()
 
     def __init__(
         self, mlp: Any, activation: str, names: tuple[str, ...], is_gated: bool, numbers: tuple[float, ...] = ()
@@ -111,9 +135,11 @@ class FusedMLP(nn.Module):
         """Whether what is next takes the last product in segments."""
 
     def forward(self, x: Tensor) -> Tensor | SegmentSums:  # [..., H] -> [..., H]
-        gate_up = self.gate_up_proj(x.reshape(-1, x.shape[-1]))
+        gate_up = self.factors.scale_first(self.gate_up_proj(x.reshape(-1, x.shape[-1])))
         out = _product(self.down_proj, self._activated(gate_up), self.leaves_sum)
-        return out if isinstance(out, SegmentSums) else out.view(*x.shape[:-1], out.shape[-1])
+        if isinstance(out, SegmentSums):
+            return out
+        return self.factors.scale_last(out).view(*x.shape[:-1], out.shape[-1])
 
     def _activated(self, gate_up: Tensor) -> Tensor:
         if self.is_gated:
@@ -196,6 +222,8 @@ class FusedAttention(nn.Module):
     That matmul may have gates, too, whose sigmoids multiply what is attended to, or lack values, or keys, too, which
     are then those of its `kv`."""
 
+    factors = ProductFactors()
+
     def __init__(
         self,
         attention: Any,
@@ -255,7 +283,7 @@ class FusedAttention(nn.Module):
         **_: Any,
     ) -> tuple[Tensor | SegmentSums, None]:
         tables = self.rotation.tables_of(position_embeddings, hidden_states)
-        rows = self.qkv_proj(hidden_states[0])
+        rows = self.factors.scale_first(self.qkv_proj(hidden_states[0]))
         qkv = rows[:, : sum(self.head_counts) * self.head_size]
         query, key, value = self._heads_of(qkv, tables, self.query_scales_of(position_ids))
         key, value = self.kv.exchanged(key, value, shared_kv_states)

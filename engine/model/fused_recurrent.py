@@ -14,6 +14,7 @@ from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.mamba2_scan import Mamba2Scan
 from engine.mixers.registry import advance
 from engine.mixers.short_convolution import ShortConvolution
+from engine.model.fused_modules import ProductFactors
 from engine.weights.merged_rows import concatenated, merged_rows
 
 __all__ = ["FusedDeltaNet", "FusedMamba2", "FusedRecurrent", "FusedShortConvolution", "names_of_projections"]
@@ -24,13 +25,17 @@ class FusedRecurrent(nn.Module):
 
     in_proj: nn.Linear
     out_proj: nn.Linear
+    factors = ProductFactors()
+    factor = 1.0
+    """What the first layer's rows are multiplied by."""
 
     def mix(self, rows: Tensor) -> Tensor:
         """Returns what the last layer multiplies, of the rows [T, columns] of the first one."""
         raise NotImplementedError
 
     def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
-        return cast(Tensor, self.out_proj(self.mix(self.in_proj(hidden_states[0])))[None])
+        rows = hidden_states[0] if self.factor == 1.0 else hidden_states[0] * self.factor
+        return cast(Tensor, self.out_proj(self.mix(self.factors.scale_first(self.in_proj(rows))))[None])
 
 
 class FusedDeltaNet(FusedRecurrent):
@@ -84,10 +89,11 @@ class FusedShortConvolution(FusedRecurrent):
 
 
 class FusedMamba2(FusedRecurrent):
-    """A layer of Mamba-2 (Dao and Gu, Transformers are SSMs, 2024), as in Granite 4."""
+    """A layer of Mamba-2 (Dao and Gu, Transformers are SSMs, 2024), as in Granite 4, or without a norm."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, factors: ProductFactors | None = None, factor: float = 1.0) -> None:
         super().__init__()
+        self.factors, self.factor = factors or ProductFactors(), factor
         self.in_proj, self.out_proj = layer.in_proj, layer.out_proj
         self.num_groups, self.state_size = int(layer.n_groups), int(layer.ssm_state_size)
         inner = int(layer.num_heads) * int(layer.head_dim)
@@ -99,14 +105,17 @@ class FusedMamba2(FusedRecurrent):
         self.decay_rates = nn.Buffer(-layer.A_log.detach().float().exp(), persistent=False)
         self.time_bias = nn.Buffer(_copied(layer.dt_bias.to(dtype)), persistent=False)
         self.skip = nn.Buffer(_copied(layer.D), persistent=False)
-        self.norm_weight = nn.Parameter(layer.norm.weight.detach(), requires_grad=False)
-        self.eps = float(layer.norm.variance_epsilon)
+        has_norm = not isinstance(layer.norm, nn.Identity)
+        self.norm_weight = nn.Parameter(layer.norm.weight.detach(), requires_grad=False) if has_norm else None
+        self.eps = float(layer.norm.variance_epsilon) if has_norm else 0.0
 
     def mix(self, rows: Tensor) -> Tensor:
         gates, inputs, time_step = torch.split(rows, self.sizes, dim=1)
         mixed = advance(Convolution(inputs, self.taps, self.bias, is_gated=True))
         numbers = self.decay_rates, self.time_bias, self.skip, *self.limits, self.num_groups, self.state_size
         read = advance(Mamba2Scan(mixed, time_step, *numbers))
+        if self.norm_weight is None:
+            return cast(Tensor, torch.ops.twostep.gated_reads(read, gates))
         norm = self.norm_weight, self.eps, self.num_groups
         return cast(Tensor, torch.ops.twostep.gated_group_norm(read, gates, *norm))
 

@@ -38,8 +38,11 @@ from engine.model.known import causal_lm, code_fingerprint
 from engine.model.known.kv_sources import has_own_keys, kv_source_of, norms_values
 from engine.model.known.layer_form import form_of_layer
 from engine.model.known.norms import norm_without_weight
-from engine.model.known.recurrent import is_delta_net, is_mamba2, is_short_convolution
+from engine.model.known.recurrent import is_delta_net, is_mamba2, is_scaled_mamba2, is_short_convolution
 from engine.model.known.rotations import rotation_of
+from engine.model.recurrent.parallel_layer import fused_parallel_layer
+from engine.model.recurrent.part_layer import fused_part_layer
+from engine.model.recurrent.scaled import scaled_attention, scaled_mamba2, scaled_mlp
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
 
@@ -58,6 +61,9 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
     if on_cpu:
         replace_modules(model, _fused_recurrent)
     replace_modules(model, lambda module: _fused_layer(module, on_cpu))
+    if on_cpu:
+        replace_modules(model, fused_part_layer)
+        replace_modules(model, fused_parallel_layer)
 
 
 def fuse_norms(model: PreTrainedModel) -> None:
@@ -154,7 +160,9 @@ def _fused_mlp(module: nn.Module, on_cpu: bool) -> nn.Module | None:
     if is_gated and activation not in ("silu", "gelu_tanh"):  # there is no such gate
         return None
     numbers = xielu_numbers(act) if activation == "xielu" else ()
-    return None if activation is None else FusedMLP(module, activation, names[:-1], is_gated, numbers)
+    if activation is None:
+        return None
+    return scaled_mlp(FusedMLP(module, activation, names[:-1], is_gated, numbers), module)
 
 
 def xielu_numbers(act: Any) -> tuple[float, ...]:
@@ -170,7 +178,7 @@ def _fused_recurrent(module: nn.Module) -> nn.Module | None:
     if is_short_convolution(module) and _are_linear(module, "in_proj", "out_proj"):
         return FusedShortConvolution(module)
     if is_mamba2(module) and _are_linear(module, "in_proj", "out_proj"):
-        return FusedMamba2(module)
+        return scaled_mamba2(module) if is_scaled_mamba2(module) else FusedMamba2(module)
     return None
 
 
@@ -225,7 +233,8 @@ def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall], on_cpu: 
     if norms is None or not (on_cpu or _is_for_cuda(module, rotation)):
         return None
     gates, out_name = code_fingerprint.gates_of(module), code_fingerprint.name_of_output(module)
-    return FusedAttention(module, call, norms, rotation, kv_source_of(module), gates, out_name)
+    fused = FusedAttention(module, call, norms, rotation, kv_source_of(module), gates, out_name)
+    return scaled_attention(fused, module)
 
 
 def _is_for_cuda(attention: nn.Module, rotation: Rotation) -> bool:

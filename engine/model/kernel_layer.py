@@ -39,7 +39,15 @@ from engine.weights.adapters import are_rows_adapted
 from engine.weights.module_replacement import replace_modules
 from engine.weights.packed_weight import PackedWeight
 
-__all__ = ["KernelDecoderLayer", "KernelLatentLayer", "KernelRecurrentLayer", "move_layers_to_kernels"]
+__all__ = [
+    "KernelDecoderLayer",
+    "KernelLatentLayer",
+    "KernelLayer",
+    "KernelRecurrentLayer",
+    "attention_parts",
+    "is_attention_known",
+    "move_layers_to_kernels",
+]
 
 
 def move_layers_to_kernels(model: nn.Module) -> None:
@@ -47,13 +55,24 @@ def move_layers_to_kernels(model: nn.Module) -> None:
     replace_modules(model, _kernel_layer)
 
 
-class KernelDecoderLayer(nn.Module):
-    """Replaces a `FusedDecoderLayer`, which becomes its child and owns the weights."""
+class KernelLayer(nn.Module):
+    """Replaces a fused layer, which becomes its child and owns the weights."""
+
+    layer: Any
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+
+class KernelDecoderLayer(KernelLayer):
+    """Replaces a `FusedDecoderLayer`."""
+
+    layer: FusedDecoderLayer
 
     def __init__(self, layer: FusedDecoderLayer) -> None:
-        super().__init__()
+        super().__init__(layer)
         attention: Any = layer.mixer
-        self.layer = layer
         self.parts = LayerParts(
             self._attention_parts(layer), _after_parts(layer, attention.o_proj, self.name_of_output)
         )
@@ -121,7 +140,8 @@ class KernelDecoderLayer(nn.Module):
         return self.layer.form.returned(output)
 
     def _attention_parts(self, layer: FusedDecoderLayer) -> AttentionParts | LatentParts:
-        return _attention_parts(layer)
+        norm = _optional_norm_parts(layer.norms.attention)
+        return attention_parts(cast(FusedAttention, layer.mixer), norm, layer.form.mixer)
 
     def _call_of(self, attention: Any) -> AttentionCall:
         return cast(AttentionCall, attention.call)
@@ -169,13 +189,14 @@ class KernelLatentLayer(KernelDecoderLayer):
         return cast(Tensor, self._attention.finish(attended))
 
 
-class KernelRecurrentLayer(nn.Module):
+class KernelRecurrentLayer(KernelLayer):
     """Replaces a `FusedDecoderLayer` whose tokens are mixed by a fused recurrent layer, as `KernelDecoderLayer` does
     others."""
 
+    layer: FusedDecoderLayer
+
     def __init__(self, layer: FusedDecoderLayer) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer)
         mixer = cast(FusedRecurrent, layer.mixer)
         norm = cast(NormParts, _optional_norm_parts(layer.norms.attention)).bound()
         projection = parts_of_linear(mixer.in_proj).bound()
@@ -197,7 +218,7 @@ def _kernel_layer(module: nn.Module) -> nn.Module | None:
         return KernelRecurrentLayer(module)
     if is_known_latent_attention(module.mixer):
         return KernelLatentLayer(module)
-    return KernelDecoderLayer(module) if _is_attention_known(module.mixer) else None
+    return KernelDecoderLayer(module) if is_attention_known(module.mixer) else None
 
 
 def _is_feed_forward_known(layer: FusedDecoderLayer) -> bool:
@@ -214,19 +235,20 @@ def _is_recurrence_known(layer: FusedDecoderLayer) -> bool:
     return is_known and is_known_linear(mixer.in_proj) and is_known_linear(mixer.out_proj)
 
 
-def _is_attention_known(attention: nn.Module) -> bool:
+def is_attention_known(attention: nn.Module) -> bool:
+    """Whether the module is a fused attention whose linear layers are known."""
     is_known = isinstance(attention, FusedAttention) and is_known_linear(attention.qkv_proj)
     return is_known and is_known_linear(attention.o_proj)
 
 
-def _attention_parts(layer: FusedDecoderLayer) -> AttentionParts:
-    attention = cast(FusedAttention, layer.mixer)
+def attention_parts(attention: FusedAttention, norm: NormParts | None, path: str) -> AttentionParts:
+    """Returns the parts of a known attention behind a norm, whose path in the checkpoint's layer is `path`."""
     return AttentionParts(
-        _optional_norm_parts(layer.norms.attention),
+        norm,
         _optional_norm_parts(attention.q_norm),
         _optional_norm_parts(attention.k_norm),
         _optional_norm_parts(attention.v_norm),
-        parts_of_linear(attention.qkv_proj),
+        parts_of_linear(attention.qkv_proj, attention.factors.first),
         attention.num_heads,
         attention.num_kv_heads,
         attention.call.layer,
@@ -236,7 +258,7 @@ def _attention_parts(layer: FusedDecoderLayer) -> AttentionParts:
         attention.names,
         attention.kv.values,
         attention.heads_of_all,
-        layer.form.mixer,
+        path,
         attention.are_in_turn,
         attention.gates,
     )

@@ -57,13 +57,13 @@ def cut_modules(module: PreTrainedModel, group: RankGroup) -> dict[nn.Module, Cu
     for each in module.modules():
         if isinstance(each, FusedAttention) and _can_be_cut(each):
             cuts |= _cut_attention(each, group)
-        elif isinstance(each, FusedMLP) and each.is_gated:
+        elif isinstance(each, FusedMLP) and each.is_gated and each.factors.first is None:
             cuts |= _cut_mlp(each, group)
     return cuts
 
 
 def _can_be_cut(attention: FusedAttention) -> bool:
-    has_own_kv = attention.kv.values == "projected" and not attention.kv.lends
+    has_own_kv = attention.kv.values == "projected" and not attention.kv.lends and attention.factors.first is None
     return has_own_kv and attention.call.params.sinks is None and attention.norms_each_head
 
 

@@ -44,13 +44,17 @@ class ExpertStack(NamedTuple):
 
 
 class ExpertGate(NamedTuple):
-    """What is computed between an expert's two matrices."""
+    """What is computed between an expert's two matrices: a gate, or an activation without one."""
 
     name: str
     limit: float
     alpha: float
     is_in_turn: bool
     """Whether columns of gate and up alternate."""
+
+    @property
+    def is_gated(self) -> bool:
+        return self.name != _PLAIN
 
     def bound(self) -> Any:
         return torch.classes.twostep.ExpertGate(*self)
@@ -74,6 +78,7 @@ class ExpertParts(NamedTuple):
 
 
 _GATES = ("silu", "gelu_tanh", "swiglu")
+_PLAIN = "square_relu"  # without a gate
 _LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # names of a module's numbers
 _NEARLY_ZERO = 1e-30  # what is subnormal on the way may become zero in the kernels
 
@@ -103,14 +108,15 @@ def expert_cuts(
     """
     if group.size == 1:
         return None, None
-    gate, num_inner = _find_gate(experts, dtype), num_up // 2
+    gate = _find_gate(experts, dtype)
+    num_inner = num_up if gate is not None and not gate.is_gated else num_up // 2
     if gate is None or num_inner < group.size:
         return even_cut(num_up, group), even_cut(num_out, group)
     starts = starts_of(num_inner, group.size)
     first, end = starts[group.rank], starts[group.rank + 1]
     halves = slice(first, end), slice(num_inner + first, num_inner + end)
-    up = Cut((slice(2 * first, 2 * end),) if gate.is_in_turn else halves, num_up)
-    return up, even_cut(num_out, group, starts)
+    rows = (slice(2 * first, 2 * end),) if gate.is_in_turn else halves
+    return Cut(rows if gate.is_gated else halves[:1], num_up), even_cut(num_out, group, starts)
 
 
 def take_experts_read() -> float | None:
@@ -135,11 +141,11 @@ def _parts_of(stack: PackedStack) -> ExpertStack:
 
 def _find_gate(experts: Any, dtype: torch.dtype) -> ExpertGate | None:
     """Returns the kernels' gate that computes what the module's own does; None if there is none."""
-    if not experts.has_gate or has_output_norm(experts):
+    if has_output_norm(experts):
         return None
     numbers = _numbers_of_every_magnitude(dtype)
-    expected = _without_tiny(experts._apply_gate(numbers))
-    gates = _gates_with(experts, dtype)
+    expected = _without_tiny(experts._apply_gate(numbers) if experts.has_gate else experts.act_fn(numbers))
+    gates = _gates_with(experts, dtype) if experts.has_gate else (ExpertGate(_PLAIN, math.inf, 1.0, False),)
     return next((gate for gate in gates if torch.equal(_without_tiny(gate.bound().run(numbers)), expected)), None)
 
 

@@ -34,6 +34,8 @@ class LinearParts(msgspec.Struct, frozen=True, eq=False):
     """What gathers those of the product."""
     cut: Cut | None = None
     """Which part of a layer this is, if it is one rank's; then `out_features` are the part's."""
+    factors: Tensor | None = None  # [out_features], float32
+    """What columns of the product are multiplied by, if by anything: of a whole layer's."""
 
     @property
     def num_columns(self) -> int:
@@ -41,8 +43,8 @@ class LinearParts(msgspec.Struct, frozen=True, eq=False):
         return self.out_features if self.cut is None else self.cut.num_columns
 
     def bound(self) -> Any:
-        gathers = self.before, self.after
-        return torch.classes.twostep.Linear(self.packed, self.bias, self.out_features, self.bits, *gathers)
+        further = self.before, self.after, self.factors
+        return torch.classes.twostep.Linear(self.packed, self.bias, self.out_features, self.bits, *further)
 
     @property
     def weight(self) -> KernelWeight | KernelQuantizedWeight:

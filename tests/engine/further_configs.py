@@ -178,5 +178,23 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "routed_scaling_factor": 1.5},
         },
     ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **{"layers_block_type": ["linear_attention", "mlp", _FULL, "moe"], "num_hidden_layers": 4, "head_dim": 8},
+            **{"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 12, "n_groups": 2},
+            **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "moe_latent_size": 16},
+            **{"moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.5},
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            **{"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 12, "mamba_n_groups": 2},
+            **{"key_multiplier": 0.7, "attention_in_multiplier": 1.1, "attention_out_multiplier": 0.9},
+            **{"ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.7, 0.9, 0.6, 1.2, 0.8]},
+            **{"mlp_multipliers": [0.8, 0.6], "embedding_multiplier": 3.3, "lm_head_multiplier": 0.4, "head_dim": 8},
+        },
+    ),
 }
 """Those with recurrent layers, of which all are fused."""

@@ -36,6 +36,8 @@ GOLDEN = (
     "deepseek_v4",
     "qwen3_5",
     "lfm2",
+    "nemotron_h",
+    "falcon_h1",
     "inkling",
     "inkling2",
     "qwen4",

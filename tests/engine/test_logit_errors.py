@@ -108,6 +108,8 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "bamba": (0.012, 0.024, 0.22),
     "qwen3_5_moe": (0.079, 0.14, 0.6),
     "lfm2_moe": (0.056, 0.07, 0.32),
+    "nemotron_h": (0.0096, 0.02, 0.17),
+    "falcon_h1": (0.0079, 0.013, 0.12),
     "deepseek_v32": (0.29, 0.35, 0.72),  # rounded index keys choose other positions
     "glm_moe_dsa": (0.2, 0.27, 0.56),
     "glm5_next": (0.27, 0.22, 0.64),

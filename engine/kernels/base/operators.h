@@ -90,6 +90,9 @@ Tensor add_rows(const Tensor& residual, const Tensor& x, const Buffer& out = {})
 // Multiplies x by a number, in its place.
 void scale_rows(const Tensor& x, double factor);
 
+// Multiplies each column of x [T, N] by its number of factors [N], in float32, in its place.
+void scale_columns(const Tensor& x, const Tensor& factors);
+
 // The norm of rows [..., H] without their mean; weight and bias [H] are in float32.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps,
                   const Buffer& out = {});

@@ -11,6 +11,7 @@
 #include "base/ref.h"
 #include "binding/torch_types.h"
 #include "layers/decoder.h"
+#include "layers/part_layers.h"
 #include "moe/experts.h"
 #include "ranks/exchange.h"
 
@@ -59,7 +60,7 @@ auto run_before() {
 
 void register_attention(torch::Library& library) {
   library.class_<Held<Linear>>("Linear")
-      .def(made_of<Linear, Tensor, OptionalTensor, int64_t, int64_t, Gathered, Gathered>())
+      .def(made_of<Linear, Tensor, OptionalTensor, int64_t, int64_t, Gathered, Gathered, OptionalTensor>())
       .def("adapt", bound<[](const Ref<Linear>& linear, int64_t adapter, const Tensor& columns, const Tensor& down,
                              const Tensor& up, int64_t rank) { linear->adapt(adapter, columns, down, up, rank); }>())
       .def("release", bound<[](const Ref<Linear>& linear, int64_t adapter) { linear->release(adapter); }>());
@@ -75,9 +76,6 @@ void register_attention(torch::Library& library) {
       .def("finish", bound<[](const Ref<LatentAttention>& layer, const Tensor& attended) {
              return finish_latents(*layer, attended);
            }>());
-  library.class_<Held<NormedLinear>>("NormedLinear")
-      .def(made_of<NormedLinear, Ref<Norm>, Ref<Linear>>())
-      .def("run", bound<[](const Ref<NormedLinear>& layer, const Tensor& x) { return layer->run(x); }>());
 }
 
 void register_feed_forward(torch::Library& library) {
@@ -88,8 +86,10 @@ void register_feed_forward(torch::Library& library) {
               double, double, bool, OptionalTensor, double>());
   library.class_<Held<MixtureNorms>>("MixtureNorms")
       .def(made_of<MixtureNorms, Ref<Norm>, double, Ref<Norm>, Ref<Norm>, Ref<Norm>>());
-  library.class_<Held<Mixture>>("Mixture").def(made_of<Mixture, Ref<Router>, Ref<moe::Experts>, Optional<Mlp>,
-                                                       Optional<Linear>, Optional<MixtureNorms>, bool, double>());
+  library.class_<Held<Narrowing>>("Narrowing").def(made_of<Narrowing, Ref<Linear>, Ref<Linear>>());
+  library.class_<Held<Mixture>>("Mixture").def(
+      made_of<Mixture, Ref<Router>, Ref<moe::Experts>, Optional<Mlp>, Optional<Linear>, Optional<MixtureNorms>, bool,
+              double, Optional<Narrowing>>());
   library.class_<Held<LayerEnd>>("LayerEnd")
       .def(made_of<LayerEnd, Optional<Linear>, Optional<Linear>, OptionalNorm, double>());
   library.class_<Held<AfterAttention>>("AfterAttention")
@@ -98,6 +98,29 @@ void register_feed_forward(torch::Library& library) {
                            const OptionalTensor& gates, const OptionalTensor& layer_input) {
              return after_attention(*layer, x, attended, gates, layer_input);
            }>());
+}
+
+void register_part_layers(torch::Library& library) {
+  library.class_<Held<NormedLinear>>("NormedLinear")
+      .def(made_of<NormedLinear, Ref<Norm>, Ref<Linear>>())
+      .def("run", bound<[](const Ref<NormedLinear>& layer, const Tensor& x) { return layer->run(x); }>());
+  library.class_<Held<AddedLinear>>("AddedLinear")
+      .def(made_of<AddedLinear, Ref<Linear>>())
+      .def("run", bound<[](const Ref<AddedLinear>& layer, const Tensor& x, const Tensor& mixed) {
+             return layer->run(x, mixed);
+           }>());
+  library.class_<Held<AddedFeedForward>>("AddedFeedForward")
+      .def(torch::init(bound<&added_feed_forward_of>()))
+      .def("run", bound<[](const Ref<AddedFeedForward>& layer, const Tensor& x) { return layer->run(x); }>());
+  library.class_<Held<BeforeBoth>>("BeforeBoth")
+      .def(made_of<BeforeBoth, Ref<Norm>, Ref<BeforeAttention>, double, Ref<Linear>, double>())
+      .def("run", bound<[](const Ref<BeforeBoth>& layer, const Tensor& x, const Tensor& cos, const Tensor& sin) {
+             return layer->run(x, cos, sin);
+           }>());
+  library.class_<Held<AfterBoth>>("AfterBoth")
+      .def(made_of<AfterBoth, Ref<AfterAttention>, Ref<Linear>>())
+      .def("run", bound<[](const Ref<AfterBoth>& layer, const Tensor& x, const Tensor& attended,
+                           const Tensor& mixed) { return layer->run(x, attended, mixed); }>());
 }
 
 void register_decoder(torch::Library& library) {
@@ -129,5 +152,6 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   register_experts(library);
   register_attention(library);
   register_feed_forward(library);
+  register_part_layers(library);
   register_decoder(library);
 }

@@ -94,6 +94,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
       "Tensor? key_norm, float eps, bool in_pairs=False, bool norms_last=False, Tensor? query_scales=None) -> ()");
   library.def("gate(Tensor gate_up, str activation) -> Tensor");
+  library.def("scale_columns(Tensor(a!) x, Tensor factors) -> ()");
 
   library.def("pack_weight(Tensor weight, bool may_be_coded=True) -> Tensor");
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
@@ -117,6 +118,8 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
 
   library.def("multiply_by_gates(Tensor(a!) x, Tensor gates, str activation) -> ()");
   library.def("gated_group_norm(Tensor(a!) x, Tensor gates, Tensor weight, float eps, int num_groups) -> Tensor");
+
+  library.def("gated_reads(Tensor x, Tensor gates) -> Tensor");
 
   library.def(
       "linear_attention(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? rate, Tensor(a!) states, "
@@ -186,6 +189,8 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
                  return gate(gate_up, activation_named(activation));
                }>());
 
+  library.impl("scale_columns", bound<&scale_columns>());
+
   library.impl("pack_weight", bound<&pack_weight>());
   library.impl("linear", bound<[](const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n) {
                  return linear(x, packed, bias, n);
@@ -207,6 +212,7 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("causal_convolution", bound<&recurrent::convolution>());
   library.impl("multiply_by_gates", bound<&recurrent::multiply_by_gates>());
   library.impl("gated_group_norm", bound<&recurrent::gated_group_norm>());
+  library.impl("gated_reads", bound<&recurrent::gated_reads>());
   library.impl("linear_attention", bound<&recurrent::linear_attention>());
   library.impl("delta_gates", bound<&recurrent::delta_gates>());
   library.impl("gated_delta_rule", bound<&recurrent::gated_delta_rule>());

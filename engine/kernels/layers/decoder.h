@@ -35,17 +35,6 @@ Tensor finish_latents(const LatentAttention& layer, const Tensor& attended);
 Tensor after_attention(const AfterAttention& layer, const Tensor& x, const Tensor& attended,
                        const OptionalTensor& gates, const OptionalTensor& layer_input);
 
-// A linear layer of a norm.
-struct NormedLinear {
-  Ref<Norm> norm;
-  Ref<Linear> linear;
-
-  NormedLinear(Ref<Norm> norm, Ref<Linear> linear) : norm(std::move(norm)), linear(std::move(linear)) {}
-
-  // x [1, T, H] -> [T, N]
-  Tensor run(const Tensor& x) const { return (*linear)((*norm)(x[0]), {}); }
-};
-
 // A layer with the parameters of its attention, its part of the KV cache, whose group of layers has block tables of its
 // own, and the number of its rotation.
 struct Layer {

@@ -141,19 +141,27 @@ struct AfterAttention {
   // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output, but for its end
   std::tuple<Tensor, Tensor> operator()(const Tensor& x, const Tensor& attended, Workspace& work,
                                         const AdapterRows& rows) const {
-    const Buffer& own = adds_first ? work.mixed : work.added;
-    const Tensor projected = finished(attention_norm, (*attention_out)(attended, own, Activation::kNone, rows));
+    return of_projected(x, finished(attention_norm, projected(attended, work, rows)), work, rows);
+  }
+
+  Tensor projected(const Tensor& attended, const Workspace& work, const AdapterRows& rows) const {
+    return (*attention_out)(attended, adds_first ? work.mixed : work.added, Activation::kNone, rows);
+  }
+
+  // x [T, H], what is added to it first [T, H] -> as above
+  std::tuple<Tensor, Tensor> of_projected(const Tensor& x, const Tensor& first, Workspace& work,
+                                          const AdapterRows& rows) const {
     Tensor residual, normed;
     if (adds_first) {
       normed = (**norm)(x, work.normed);
       const Tensor fed = finished(feed_forward_norm, (*feed_forward)(x, normed, work, rows));
-      return {x, add_rows(projected, fed, work.mixed)};
+      return {x, add_rows(first, fed, work.mixed)};
     }
     if (is_parallel) {
       normed = (**norm)(x, work.normed);
-      residual = add_rows(x, projected, work.residual);
+      residual = add_rows(x, first, work.residual);
     } else {
-      std::tie(residual, normed) = add_and_norm(norm, x, projected, work.residual, work.normed);
+      std::tie(residual, normed) = add_and_norm(norm, x, first, work.residual, work.normed);
     }
     return {residual, finished(feed_forward_norm, (*feed_forward)(residual, normed, work, rows))};
   }

@@ -109,6 +109,13 @@ struct MixtureNorms {
   }
 };
 
+// Projections around experts that read and make narrower rows than their layer has.
+struct Narrowing {
+  Ref<Linear> down, up;
+
+  Narrowing(Ref<Linear> down, Ref<Linear> up) : down(std::move(down)), up(std::move(up)) {}
+};
+
 // Experts that a router chooses, and mostly none that all rows have: an MLP, which may be weighed by a gate's sigmoid.
 struct Mixture : FeedForward {
   Ref<Router> router;
@@ -118,23 +125,26 @@ struct Mixture : FeedForward {
   std::optional<Ref<MixtureNorms>> norms;
   bool weighs_rows;  // whether weights multiply what experts read, and not what they make
   double factor;     // what the sum of experts and that MLP is multiplied by
+  std::optional<Ref<Narrowing>> narrowing;
 
   Mixture(Ref<Router> router, Ref<moe::Experts> experts, std::optional<Ref<Mlp>> shared,
           std::optional<Ref<Linear>> shared_gate, std::optional<Ref<MixtureNorms>> norms, bool weighs_rows,
-          double factor)
+          double factor, std::optional<Ref<Narrowing>> narrowing)
       : router(std::move(router)), experts(std::move(experts)), shared(std::move(shared)),
         shared_gate(std::move(shared_gate)), norms(std::move(norms)), weighs_rows(weighs_rows),
-        factor(factor) {
+        factor(factor), narrowing(std::move(narrowing)) {
     TWOSTEP_CHECK(!weighs_rows || this->router->num_chosen == 1, "rows that are weighed are one expert's each");
   }
 
   Tensor operator()(const Tensor& x, const Tensor& normed, const Workspace& work,
                     const AdapterRows& rows) const override {
     const auto [chosen, weights] = (*router)(norms ? (*norms)->routed(x) : normed);
-    const Tensor read = norms ? (*(*norms)->experts)(x) : normed;
-    const Tensor sum = weighs_rows
-                           ? experts->run(torch_math::product(read, weights), chosen, torch_math::ones_like(weights))
-                           : experts->run(read, chosen, weights);
+    const Tensor whole = norms ? (*(*norms)->experts)(x) : normed;
+    const Tensor read = narrowing ? (*(*narrowing)->down)(whole, {}) : whole;
+    const Tensor made = weighs_rows
+                            ? experts->run(torch_math::product(read, weights), chosen, torch_math::ones_like(weights))
+                            : experts->run(read, chosen, weights);
+    const Tensor sum = narrowing ? (*(*narrowing)->up)(made, {}) : made;
     if (norms) (*norms)->added->in_place(sum);
     if (!shared) return sum;
     const OptionalTensor gates =

@@ -149,6 +149,23 @@ void scale_rows(const Tensor& x, double factor) {
   });
 }
 
+void scale_columns(const Tensor& x, const Tensor& factors) {
+  TWOSTEP_CHECK(x.dim() == 2 && x.is_contiguous(), "rows that are scaled must be contiguous");
+  const int64_t size = x.size(1);
+  TWOSTEP_CHECK(factors.scalar_type() == kFloat && factors.is_contiguous() && factors.numel() == size,
+                "each of ", size, " columns has a factor in float32");
+  const auto* numbers = factors.const_data_ptr<float>();
+  with_element_of(x, [&]<class Element>(Element*) {
+    auto* data = x.mutable_data_ptr<Element>();
+    for_each_row(x.size(0), size, [&](int64_t row) {
+      Element* own = data + row * size;
+      for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+        store_upto(own + i, count, load_upto(own + i, count) * load_upto(numbers + i, count));
+      });
+    });
+  });
+}
+
 void add_gated_rows(const Tensor& sum, const Tensor& x, const std::optional<Tensor>& gates) {
   TWOSTEP_CHECK(sum.dim() == 2 && sum.is_contiguous() && sum.sizes() == x.sizes(), "sum and x differ in shape");
   check_fits(x, sum, sum.size(1), "x");

@@ -21,20 +21,26 @@ using OptionalTensor = std::optional<Tensor>;
 
 // A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized, and what adapters add to it. Where
 // it is one rank's part of a layer, with some of its columns, all ranks' columns of the rows may be gathered before,
-// and those of the product after; adapters add to the rank's columns, between both.
+// and those of the product after; adapters add to the rank's columns, between both. Columns of a whole layer's product
+// may be multiplied by factors then.
 struct Linear {
   Tensor packed;
   OptionalTensor bias;
   int64_t out_features, bits;
   ranks::OptionalGather before, after;
+  OptionalTensor factors;  // [out_features], float32
   std::vector<AdaptedColumns> adapted;
 
   Linear(Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits, ranks::OptionalGather before,
-         ranks::OptionalGather after)
+         ranks::OptionalGather after, OptionalTensor factors)
       : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits),
-        before(std::move(before)), after(std::move(after)) {}
+        before(std::move(before)), after(std::move(after)), factors(std::move(factors)) {
+    TWOSTEP_CHECK(!this->factors || (!this->before && !this->after), "only a whole layer's product has factors");
+  }
 
   Tensor operator()(const Tensor& x, const Buffer& out, Activation activation = Activation::kNone) const {
+    if (factors && activation != Activation::kNone) return gate(scaled(multiply(x, {}, kPlain)), activation, out);
+    if (factors) return scaled(multiply(x, out, kPlain));
     if (!before && !after) return multiply(x, out, activation);
     TWOSTEP_CHECK(!after || activation == Activation::kNone, "only a rank's own columns are gated");
     const Tensor rows = before ? (**before)(x, {}) : x;
@@ -48,6 +54,7 @@ struct Linear {
     const Tensor whole = before ? (**before)(x, {}) : x;
     const Tensor sums = multiply(whole, is_gated || after ? Buffer() : out, Activation::kNone);
     add_adapted(adapted, whole, sums, rows);
+    if (factors) scaled(sums);
     if (after) return (**after)(sums, out);
     return is_gated ? gate(sums, activation, out) : sums;
   }
@@ -64,6 +71,14 @@ struct Linear {
   }
 
  private:
+  static constexpr Activation kPlain = Activation::kNone;
+
+  // Multiplies a product by the factors, in its place.
+  const Tensor& scaled(const Tensor& product) const {
+    scale_columns(product, *factors);
+    return product;
+  }
+
   Tensor multiply(const Tensor& x, const Buffer& out, Activation activation) const {
     const auto& multiply = bits == 8 ? linear_int8 : bits == 4 ? linear_int4 : linear;
     return multiply(x, packed, bias, out_features, activation, out);

@@ -68,6 +68,19 @@ void run_rows(const Tensor& rows, const Numbers& numbers, const Tensor& out) {
   });
 }
 
+// The square of what is positive.
+template <class Element>
+void square_rows(const Tensor& rows, const Tensor& out) {
+  const auto* from = rows.const_data_ptr<Element>();
+  auto* to = out.mutable_data_ptr<Element>();
+  run_ranges(rows.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    for_each_vector(end - begin, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+      const Vec v = load_upto(from + begin + i, count), positive = where_less(v, Vec{}, Vec{}, v);
+      store_upto(to + begin + i, count, positive * positive);
+    });
+  });
+}
+
 template <class Function, class Element>
 void run_layout(bool is_in_turn, const Tensor& rows, const Numbers& numbers, const Tensor& out) {
   is_in_turn ? run_rows<Function, true, Element>(rows, numbers, out)
@@ -78,11 +91,18 @@ void run_layout(bool is_in_turn, const Tensor& rows, const Numbers& numbers, con
 
 Gate::Gate(const std::string& name, double limit, double alpha, bool is_in_turn)
     : limit_(float(limit)), alpha_(float(alpha)), is_in_turn_(is_in_turn), is_swiglu_(name == "swiglu"),
-      activation_(is_swiglu_ ? Activation::kNone : activation_named(name)) {}
+      is_plain_(name == "square_relu"),
+      activation_(is_swiglu_ || is_plain_ ? Activation::kNone : activation_named(name)) {}
 
 Tensor Gate::operator()(const Tensor& gate_up, const Buffer& buffer) const {
-  TWOSTEP_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
+  TWOSTEP_CHECK(gate_up.dim() == 2 && (is_plain_ || gate_up.size(1) % 2 == 0),
+                "a row has as many columns of gate as of up");
   const Tensor rows = gate_up.contiguous();
+  if (is_plain_) {
+    const Tensor& out = buffer.get(rows.sizes(), rows);
+    with_element_of(rows, "gates", [&]<class Element>(Element*) { square_rows<Element>(rows, out); });
+    return out;
+  }
   const Tensor& out = buffer.get({rows.size(0), rows.size(1) / 2}, rows);
   with_element_of(rows, "gates", [&]<class Element>(Element*) {
     if (is_swiglu_) return run_layout<Swiglu, Element>(is_in_turn_, rows, {limit_, alpha_}, out);

@@ -98,4 +98,26 @@ Tensor gated_group_norm(const Tensor& x, const Tensor& gates, const Tensor& weig
   return out;
 }
 
+Tensor gated_reads(const Tensor& x, const Tensor& gates) {
+  TWOSTEP_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == kFloat && x.sizes() == gates.sizes() &&
+                    gates.stride(1) == 1,
+                "x, in float32, and its gates are rows of one size");
+  const int64_t width = x.size(1);
+  const Tensor out = new_empty(x.sizes(), gates.scalar_type());
+  with_element_of(gates, "gates", [&]<class Element>(Element* element) {
+    const auto* reads = x.const_data_ptr<float>();
+    const auto* factors = gates.const_data_ptr<Element>();
+    auto* to = out.mutable_data_ptr<Element>();
+    run_ranges(x.size(0), divide_up(kGrain, width), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        for_each_vector(width, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+          const Vec factor = rounded_to(Silu::apply(load_upto(factors + row * gates.stride(0) + i, count)), element);
+          store_upto(to + row * width + i, count, load_upto(reads + row * width + i, count) * factor);
+        });
+      }
+    });
+  });
+  return out;
+}
+
 }  // namespace twostep::recurrent

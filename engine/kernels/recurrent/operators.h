@@ -62,4 +62,7 @@ void multiply_by_gates(const Tensor& x, const Tensor& gates, std::string_view ac
 // x [T, N] in float32, of which it makes x * silu(gates), and weight [N] -> an RMSNorm of each group, as gates [T, N].
 Tensor gated_group_norm(const Tensor& x, const Tensor& gates, const Tensor& weight, double eps, int64_t num_groups);
 
+// x [T, N] in float32, gates [T, N] -> x * silu(gates), as gates.
+Tensor gated_reads(const Tensor& x, const Tensor& gates);
+
 }  // namespace twostep::recurrent

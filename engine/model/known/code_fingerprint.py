@@ -18,6 +18,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from engine.attention.kv_source import Gates
 from engine.model.known.kv_sources import SHARING_KEYS
 from engine.model.known.rotations import (
+    NEVER_ROTATING,
     NORMING_LAST,
     NOT_ALWAYS_ROTATING,
     PARTLY_ROTATING,
@@ -31,6 +32,8 @@ from engine.model.known.rotations import (
 from engine.model.known.same_code import is_like, is_of, is_same, loaded_code
 
 __all__ = [
+    "SCALED_ATTENTION",
+    "SCALED_MLP",
     "embedding_scale",
     "gates_of",
     "is_attention",
@@ -71,12 +74,14 @@ _ATTENTIONS = (
 )
 
 # What follows is named by family and class: it is known in models of that family, whose code others do not load.
+SCALED_MLP, SCALED_ATTENTION = "falcon_h1.FalconH1MLP", "falcon_h1.FalconH1Attention"
+"""They multiply gates and results, and keys, by numbers."""
 _ATTENTIONS_WITH_DROPOUT = ("seed_oss.SeedOssAttention", "starcoder2.Starcoder2Attention")
 _CLIPPING = "olmo.OlmoAttention", "olmoe.OlmoeAttention"  # if `clip_qkv`
 _FURTHER_ATTENTIONS = (
     *("phi3.Phi3Attention", "smollm3.SmolLM3Attention", *_CLIPPING[:1]),
     *("cohere2.Cohere2Attention", "cohere2_moe.Cohere2MoeAttention", "ernie4_5_moe.Ernie4_5_MoeAttention"),
-    *(NOT_ALWAYS_ROTATING, *ROTATING_BY_LAYER),
+    *(NOT_ALWAYS_ROTATING, *ROTATING_BY_LAYER, NEVER_ROTATING, SCALED_ATTENTION),
     *(SCALING_QUERIES, "glm4_moe.Glm4MoeAttention", "nemotron.NemotronAttention", "gpt_neox.GPTNeoXAttention"),
 )
 _WITH_LAYER_NORMS_OF_HEADS = (
@@ -118,7 +123,8 @@ def is_rms_norm(module: nn.Module) -> bool:
 
 def is_unrounded_rms_norm(module: nn.Module) -> bool:
     """Whether the module is an RMSNorm that rounds once, at the end."""
-    return is_like(module, modeling_gpt_oss.GptOssRMSNorm) or is_of(module, "helium.HeliumRMSNorm")
+    further = "helium.HeliumRMSNorm", "nemotron_h.NemotronHRMSNorm"
+    return is_like(module, modeling_gpt_oss.GptOssRMSNorm) or is_of(module, *further)
 
 
 def is_rounding_rms_norm(module: nn.Module) -> bool:
@@ -176,7 +182,7 @@ def is_gated_mlp(module: nn.Module) -> bool:
     """Whether the module is a gated MLP with a gate and an up projection, or one that is both."""
     if is_of(module, "seed_oss.SeedOssMLP"):  # with a dropout
         return not module.training
-    further = "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP", "llama4.Llama4TextMLP"
+    further = "phi3.Phi3MLP", "glm.GlmMLP", "glm4.Glm4MLP", "llama4.Llama4TextMLP", SCALED_MLP
     in_one = (
         *("granitemoehybrid.GraniteMoeHybridMLP", "granitemoeshared.GraniteMoeSharedMLP"),
         "granitemoe_swa.GraniteMoeSWAMLP",
@@ -191,7 +197,7 @@ def is_silu_mlp(module: nn.Module) -> bool:
 
 def is_plain_mlp(module: nn.Module) -> bool:
     """Whether the module is an MLP without a gate: a linear layer, an activation, and another one."""
-    kinds = "nemotron.NemotronMLP", "arcee.ArceeMLP", "jais2.Jais2MLP", "apertus.ApertusMLP"
+    kinds = "nemotron.NemotronMLP", "arcee.ArceeMLP", "jais2.Jais2MLP", "apertus.ApertusMLP", "nemotron_h.NemotronHMLP"
     if is_of(module, *kinds, "gpt_neox.GPTNeoXMLP", "persimmon.PersimmonMLP", "phi.PhiMLP"):
         return True
     return is_of(module, "starcoder2.Starcoder2MLP") and not module.training

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from torch import nn
+from torch import Tensor, nn
 
 from engine.model.decoder_parts import MlpParts
 from engine.model.fused_modules import FusedMLP
@@ -34,12 +34,13 @@ def weights_of_mlp(mlp: Any) -> list[PackedWeight]:
     return [mlp.gate_up_proj.packed, mlp.down_proj.packed]
 
 
-def parts_of_linear(linear: Any) -> LinearParts:
-    """Returns the parts of a known linear layer."""
-    return msgspec.structs.replace(linear_parts(linear.packed, linear.bias), cut=linear.cut)
+def parts_of_linear(linear: Any, factors: Tensor | None = None) -> LinearParts:
+    """Returns the parts of a known linear layer, columns of whose product are multiplied by these factors then."""
+    return msgspec.structs.replace(linear_parts(linear.packed, linear.bias), cut=linear.cut, factors=factors)
 
 
 def mlp_parts(mlp: FusedMLP) -> MlpParts:
     """Returns the parts of a known MLP."""
-    linears = parts_of_linear(mlp.gate_up_proj), parts_of_linear(mlp.down_proj)
+    first, last = mlp.factors
+    linears = parts_of_linear(mlp.gate_up_proj, first), parts_of_linear(mlp.down_proj, last)
     return MlpParts(*linears, mlp.activation, mlp.is_gated, mlp.names, mlp.down_name, mlp.numbers)

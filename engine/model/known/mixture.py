@@ -45,8 +45,11 @@ _SHARING = {
     _AVERAGING: "shared_experts",  # or none
     "exaone_moe.ExaoneMoeSparseMoEBlock": "shared_experts",
     "hy_v3.HYV3MoE": "shared_experts",
+    "nemotron_h.NemotronHMoE": "shared_experts",  # whose experts may read narrower rows
 }
 """Mixtures with an MLP that all rows have, by family and class, and the MLP's name."""
+_NARROWING = {"nemotron_h.NemotronHMoE": ("fc1_latent_proj", "fc2_latent_proj")}
+"""Mixtures with projections around their experts, or with none, and their names."""
 _BIASES = {
     **{"minimax_m2.MiniMaxM2SparseMoeBlock": "e_score_correction_bias", "hy_v3.HYV3MoE": "e_score_correction_bias"},
     **{"lfm2_moe.Lfm2MoeSparseMoeBlock": "expert_bias", "afmoe.AfmoeSparseMoeBlock": "expert_bias"},
@@ -64,6 +67,7 @@ def is_known_mixture(module: nn.Module) -> bool:
         and is_known_router(_router(module))
         and (shared is None or is_known_mlp(shared))
         and (gate is None or is_known_linear(gate))
+        and all(map(is_known_linear, _narrowing(module)))
     )
 
 
@@ -78,13 +82,13 @@ def weights_of_all_rows(mixture: Any) -> list[PackedWeight]:
     """Returns the packed weights of a known mixture that multiply every row: of its router, and beside its experts."""
     shared, gate = _shared(mixture), _shared_gate(mixture)
     linears = [] if shared is None else [shared.gate_up_proj, shared.down_proj]
-    linears += [] if gate is None else [gate]
+    linears += [*([] if gate is None else [gate]), *_narrowing(mixture)]
     return [router_weight(_router(mixture)), *(each.packed for each in linears)]
 
 
 def mixture_parts(mixture: Any, path: str) -> MixtureParts:
     """Returns the parts of a known mixture, whose path in the checkpoint's layer is `path`."""
-    shared, gate = _shared(mixture), _shared_gate(mixture)
+    shared, gate, narrowing = _shared(mixture), _shared_gate(mixture), _narrowing(mixture)
     return MixtureParts(
         router_parts(_router(mixture), _choice_bias(mixture)),
         mixture.experts.parts,
@@ -93,12 +97,19 @@ def mixture_parts(mixture: Any, path: str) -> MixtureParts:
         None if gate is None else parts_of_linear(gate),
         weighs_rows=isinstance(mixture.experts, PackedLlama4Experts),
         factor=0.5 if _averages(mixture) else 1.0,
+        narrowing=(parts_of_linear(narrowing[0]), parts_of_linear(narrowing[1])) if narrowing else None,
     )
 
 
 def _averages(mixture: Any) -> bool:
     """Whether the mixture is the mean of what experts and the MLP beside them make."""
     return is_of(mixture, _AVERAGING) and mixture.shared_expert_combination_strategy == "average"
+
+
+def _narrowing(mixture: Any) -> list[Any]:
+    """Returns the projections around a mixture's experts, if there are some."""
+    names = next((names for kind, names in _NARROWING.items() if is_of(mixture, kind)), ())
+    return [each for each in (getattr(mixture, name) for name in names) if not is_like(each, nn.Identity)]
 
 
 def _router(mixture: Any) -> Any:

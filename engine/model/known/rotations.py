@@ -10,6 +10,7 @@ from engine.model.fused_modules import QueryScaling, Rotation
 from engine.model.known.same_code import family_of, global_of, is_of, is_same, loaded_code
 
 __all__ = [
+    "NEVER_ROTATING",
     "NORMING_LAST",
     "NOT_ALWAYS_ROTATING",
     "PARTLY_ROTATING",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 SCALING_QUERIES = "ministral3.Ministral3Attention"
+NEVER_ROTATING = "nemotron_h.NemotronHAttention"
 NOT_ALWAYS_ROTATING = "granitemoehybrid.GraniteMoeHybridAttention"
 _SCALING_NUMBERS = ("llama_4_scaling_beta", "original_max_position_embeddings")
 ROTATING_IN_WINDOWS = "exaone4.Exaone4Attention", "exaone_moe.ExaoneMoeAttention"
@@ -62,6 +64,8 @@ def rotation_of(attention: nn.Module) -> Rotation | None:
     """Returns how an attention rotates, if the functions that it calls for that are known."""
     if rotates_as_gpt_oss(attention):
         return Rotation("half")
+    if is_of(attention, NEVER_ROTATING):
+        return Rotation(is_applied=False)
     if is_of(attention, ROTATING_COMPLEX_NUMBERS):
         return _complex_rotation_of(attention)
     rotation, family = Rotation(), family_of(attention)

@@ -22,7 +22,7 @@ __all__ = ["is_known_router", "is_scaling_router", "router_parts", "router_weigh
 _SIGMOID_ROUTERS = (
     *("glm4_moe.Glm4MoeTopkRouter", "dots1.Dots1TopkRouter", "solar_open.SolarOpenTopkRouter"),
     *("exaone_moe.ExaoneMoeTopkRouter", "deepseek_v3.DeepseekV3TopkRouter"),
-    "glm4_moe_lite.Glm4MoeLiteTopkRouter",
+    *("glm4_moe_lite.Glm4MoeLiteTopkRouter", "nemotron_h.NemotronHTopkRouter"),
 )
 _BIASED_ROUTERS = "minimax_m2.MiniMaxM2TopKRouter", "hy_v3.HYV3TopKRouter"
 _LINEAR_ROUTERS = {"hunyuan_v1_moe.HunYuanMoEV1Gate": "wg", "afmoe.AfmoeTokenChoiceRouter": "gate"}

@@ -16,6 +16,8 @@ from engine.model.fusion import fuse_between_layers, fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
 from engine.model.known.text_models import leave_out_unused
 from engine.model.probe import check_same, probe_layers
+from engine.model.recurrent.kernel_parallel_layer import move_parallel_layers_to_kernels
+from engine.model.recurrent.kernel_part_layer import move_part_layers_to_kernels
 from engine.weights.linear import is_linear
 from engine.weights.moe import is_experts
 
@@ -74,6 +76,8 @@ def move_layers(modules: Sequence[PreTrainedModel], device: torch.device) -> lis
     UnsupportedModelError unless, fused and packed, they still run."""
     for each in modules:
         move_layers_to_kernels(each)
+        move_part_layers_to_kernels(each)
+        move_parallel_layers_to_kernels(each)
     return [probe_layers(each, device) for each in modules]
 
 

@@ -100,6 +100,7 @@ def _fused(dtype: torch.dtype) -> Iterator[Case]:
         yield f"square_relu of {size}, {dtype}", ops.square_relu, (x.clone(),)
         yield f"xielu of {size}, {dtype}", ops.xielu, (x.clone(), 0.8, 0.7, 0.5, -1e-6)
         yield f"gelu_new of {size}, {dtype}", ops.gelu_new, (x.clone(),)
+        yield f"scale_columns of {size}, {dtype}", ops.scale_columns, (x.clone(), torch.randn(size))
         heads = torch.randn(rows, 3, size).to(dtype)[:, :2], torch.randn(2, size), torch.randn(2, size)
         yield f"norm_heads of {size}, {dtype}", ops.norm_heads, (*heads, 1e-6)
         yield f"gate of {size}, {dtype}", ops.gate, (torch.randn(rows, 2 * size).to(dtype), "silu")
@@ -205,6 +206,7 @@ def _mamba2(
     gates = torch.randn(num_tokens, width).to(dtype)
     inputs = torch.randn(num_tokens, width), gates, gates[0].clone(), 1e-5, groups
     yield f"gated_group_norm of {width}, {dtype}", torch.ops.twostep.gated_group_norm, inputs
+    yield f"gated_reads of {width}, {dtype}", torch.ops.twostep.gated_reads, (torch.randn(num_tokens, width), gates)
 
 
 def _blocks() -> Iterator[Case]:
@@ -264,10 +266,11 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
 
 def _experts(dtype: torch.dtype) -> Iterator[Case]:
     classes, (hidden, inner, num_experts) = torch.classes.twostep, (70, 24, 5)
-    for quantization, bits in (("none", 0), *BITS.items()):
-        pack, gate = packing_for(quantization, True).layers, classes.ExpertGate("silu", math.inf, 1.0, False)
+    gates = ("silu", ""), ("square_relu", " without a gate")
+    for (quantization, bits), (name, form) in product((("none", 0), *BITS.items()), gates):
+        pack, gate = packing_for(quantization, True).layers, classes.ExpertGate(name, math.inf, 1.0, False)
         stacks = []
-        for n, k in ((2 * inner, hidden), (hidden, inner)):
+        for n, k in ((inner if form else 2 * inner, hidden), (hidden, inner)):
             packed: list[Any] = [pack(torch.randn(n, k).to(dtype)) for _ in range(num_experts)]
             biases = torch.randn(num_experts, n).to(dtype)
             stacks.append(classes.ExpertStack([weight.packed for weight in packed], biases, n, bits))
@@ -275,7 +278,7 @@ def _experts(dtype: torch.dtype) -> Iterator[Case]:
             chosen, weights = torch.rand(rows, num_experts).topk(2).indices, torch.rand(rows, 2)
             inputs = (torch.randn(rows, hidden).to(dtype), chosen, weights)
             yield (
-                f"experts of {bits} bits and {rows} rows, {dtype}",
+                f"experts of {bits} bits{form} and {rows} rows, {dtype}",
                 classes.Experts(*stacks, gate, None, None).run,
                 inputs,
             )

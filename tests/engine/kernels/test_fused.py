@@ -124,6 +124,24 @@ def test_what_is_positive_is_squared(dtype: torch.dtype, size: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+def test_columns_are_multiplied_by_their_factors(dtype: torch.dtype, size: int) -> None:
+    x, factors = random(33, size, dtype=dtype), random(size, dtype=torch.float32, seed=2)
+    scaled = x.clone()
+    torch.ops.twostep.scale_columns(scaled, factors)
+    assert torch.equal(scaled, (x.float() * factors).to(dtype))
+    by_one_number = x.clone()
+    torch.ops.twostep.scale_columns(by_one_number, torch.full((size,), 0.23570226039551587))
+    assert torch.equal(by_one_number, x * 0.23570226039551587)
+
+
+def test_factors_that_are_not_those_of_the_columns_are_refused() -> None:
+    x = torch.ones(3, 7)
+    for rows, factors in ((x, torch.ones(6)), (x, torch.ones(7).double()), (x.t(), torch.ones(3))):
+        with pytest.raises(RuntimeError, match=r"a factor in float32|must be contiguous"):
+            torch.ops.twostep.scale_columns(rows, factors)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
 def test_xielu_is_that_of_transformers(dtype: torch.dtype, size: int) -> None:
     """Differences of nearly equal numbers err by units in the last place of these."""
     activation = XIELUActivation(dtype=dtype).requires_grad_(False)

@@ -63,6 +63,16 @@ def test_a_gated_norm_is_that_of_transformers(dtype: torch.dtype, num_groups: in
     torch.testing.assert_close(ours, torch.cat(rows, dim=1).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_read_is_gated_as_by_transformers(dtype: torch.dtype) -> None:
+    torch.ops.twostep.replace_activations()
+    x, gates = draw(5, 63), draw(5, 100, seed=1, dtype=dtype)[:, 30:93]
+    assert torch.equal(torch.ops.twostep.gated_reads(x, gates), (x * functional.silu(gates)).to(dtype))
+    for wrong in (gates[:, 1:], gates[1:]):
+        with pytest.raises(RuntimeError, match="rows of one size"):
+            torch.ops.twostep.gated_reads(x, wrong)
+
+
 def test_what_would_be_read_out_of_bounds_is_refused() -> None:
     mixer, metadata = mamba2_scan(1), StateMetadata([0], [NUM_TOKENS], [True], CPU)
     states = torch.zeros(1, *mixer.state_shape.sizes)

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from engine.attention import registry
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.model.fusion import fuse_modules
+from engine.model.kernel_layer import move_layers_to_kernels
 from engine.model.probe import probe_layers
+from engine.model.recurrent.kernel_parallel_layer import move_parallel_layers_to_kernels
+from engine.model.recurrent.kernel_part_layer import move_part_layers_to_kernels
 from tests.engine.tiny_models import make_config
 
 LAYERS = 3
@@ -100,6 +103,13 @@ def set_biases(model: nn.Module) -> None:
 
 def fuse(model: Any) -> None:
     fuse_modules(model, probe_layers(model, torch.device("cpu")))
+
+
+def move_to_kernels(model: Any) -> None:
+    """Moves layers of every form, whose linear layers are packed."""
+    move_layers_to_kernels(model)
+    move_part_layers_to_kernels(model)
+    move_parallel_layers_to_kernels(model)
 
 
 def run(model: Any) -> tuple[Tensor, list[AttentionCall]]:

@@ -18,9 +18,8 @@ from engine.mixers.state import StateShape
 from engine.model.adapter_targets import _columns
 from engine.model.fused_recurrent import FusedDeltaNet
 from engine.model.fusion import _fused_recurrent
-from engine.model.kernel_layer import move_layers_to_kernels
 from engine.weights.linear import prepare_linears
-from tests.engine.model.fused_models import fuse, model_of, run, set_biases
+from tests.engine.model.fused_models import fuse, model_of, move_to_kernels, run, set_biases
 from tests.engine.tiny_architectures import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
@@ -34,6 +33,8 @@ PARTS = {
         **{"FusedAttention": 1, "FusedDecoderLayer": 3, "FusedShortConvolution": 2, "FusedMLP": 1, "FusedRMSNorm": 9},
     },
 }
+SHARED_ATTENTION = {"hybrid_layer_ids": [1, 3], "attention_hidden_size": 128, "attention_head_dim": 32}
+"""Settings of Zamba 2, in whose hybrid layers an attention comes before Mamba-2."""
 FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "granitemoehybrid": (  # without experts, and with rotated queries
         {
@@ -49,8 +50,18 @@ FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"FusedAttention": 2, "FusedDecoderLayer": 4, "FusedMamba2": 2, "FusedMLP": 4, "FusedRMSNorm": 9},
     ),
     "mamba2": ({}, {"FusedMamba2": 4, "FusedRMSNorm": 5}),
-    "nemotron_h": ({}, {"FusedMamba2": 1}),
-    "zamba2": ({}, {"FusedMamba2": 4, "FusedRMSNorm": 5}),
+    "nemotron_h": (  # one layer of each kind
+        {"num_experts_per_tok": 2},
+        {"FusedAttention": 1, "FusedMamba2": 1, "FusedMLP": 2, "FusedPartLayer": 4, "FusedRMSNorm": 5},
+    ),
+    "falcon_h1": (  # with norms of what the scans read
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "key_multiplier": 0.7},
+        {"FusedAttention": 4, "FusedMamba2": 4, "FusedMLP": 4, "FusedParallelLayer": 4, "FusedRMSNorm": 9},
+    ),
+    "zamba2": (  # two of whose layers read what a shared attention adds, too
+        {"layers_block_type": ["mamba", "hybrid"] * 2, **SHARED_ATTENTION},
+        {"FusedMamba2": 4, "FusedPartLayer": 4, "FusedRMSNorm": 9},
+    ),
     "qwen3_next": (
         {},
         {"FusedAttention": 1, "FusedDecoderLayer": 4, "FusedDeltaNet": 3, "FusedMLP": 4, "FusedRMSNorm": 11},
@@ -70,6 +81,9 @@ LAYERS_IN_KERNELS = {
     "granite4": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 1},
     "bamba": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 2},
     "granitemoehybrid": {"KernelRecurrentLayer": 2, "KernelDecoderLayer": 2},
+    "nemotron_h": {"KernelRecurrentPart": 1, "KernelAttentionPart": 1, "KernelFeedForwardPart": 2},
+    "falcon_h1": {"KernelParallelLayer": 4},
+    "zamba2": {"KernelRecurrentPart": 4},
 }
 NUM_TOKENS = 23  # of `run`
 
@@ -151,6 +165,12 @@ def test_attention_with_gates_of_whole_heads_stays() -> None:
     assert parts(model, "FusedAttention") == {} and parts(model, "FusedDecoderLayer") == {"FusedDecoderLayer": 4}
 
 
+def test_mamba2_that_norms_before_it_gates_stays() -> None:
+    model = further("falcon_h1", mamba_norm_before_gate=True)
+    fuse(model)
+    assert parts(model, "FusedMamba2") == parts(model, "FusedParallelLayer") == {}
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
 def test_adapters_find_the_columns_of_each_projection(model_type: str) -> None:
     model = further(model_type) if model_type in FURTHER else routed(model_type)
@@ -170,7 +190,7 @@ def test_layers_in_the_kernels_change_no_bit(name: str, dtype: torch.dtype, quan
     fuse(model)
     prepare_linears(model, True, quantization)
     expected, shapes = run_with_states(model)
-    move_layers_to_kernels(model)
+    move_to_kernels(model)
     assert parts(model, "Kernel") == LAYERS_IN_KERNELS[name]
     logits, kernel_shapes = run_with_states(model)
     assert torch.equal(logits, expected) and kernel_shapes == shapes

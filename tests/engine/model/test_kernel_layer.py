@@ -111,4 +111,4 @@ def weight_of(n: int, k: int) -> Tensor:
 
 def bound(packed: Any) -> Any:
     """Returns a packed weight as the C++ operators take it."""
-    return torch.classes.twostep.Linear(packed.packed, None, packed.shape[0], packed.bits, None, None)
+    return torch.classes.twostep.Linear(packed.packed, None, packed.shape[0], packed.bits, None, None, None)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from engine.kernels import load_kernels
 from engine.weights.linear import prepare_linears
@@ -22,6 +23,7 @@ HYBRIDS_WITH_EXPERTS = [
     "minimax",
     "qwen3_5_moe",
     "lfm2_moe",
+    "nemotron_h",
 ]  # in some of their layers
 WITH_SHARED_EXPERTS = [
     *(*sorted(SPARSE), "qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "exaone_moe", "hy_v3", "granitemoeshared"),
@@ -158,6 +160,20 @@ def make_experts(has_gate: bool, has_bias: bool, is_transposed: bool) -> nn.Modu
     config = transformers.LlamaConfig()
     config._experts_implementation = "batched_mm"
     return described(Experts)(config)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_without_a_gate_have_the_bits_of_one_by_one(dtype: torch.dtype, quantization: str) -> None:
+    config = make_config("nemotron_h")
+    experts = NemotronHExperts(config).to(dtype).requires_grad_(False)
+    for parameter in experts.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    packed = PackedExperts(experts, packing_for(quantization, True).layers)
+    x, index, weights = torch.randn(37, 16).to(dtype), torch.rand(37, 8).topk(3).indices, torch.rand(37, 3)
+    assert packed.parts is not None and packed.parts.gate.name == "square_relu"
+    assert torch.equal(packed(x, index, weights), packed.run_one_by_one(x, index, weights))
 
 
 def test_an_expert_that_no_row_chose_is_not_run(kernels_available: bool) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.attention import cpu
 from engine.attention.kv_cache import KVCache
 from engine.mixers.state import StateCache
-from engine.model.kernel_layer import KernelDecoderLayer, KernelRecurrentLayer
+from engine.model.kernel_layer import KernelLayer
 from engine.runner.forward import TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
@@ -43,7 +43,7 @@ def run(model: LoadedModel) -> list[Tensor]:
 def unwrap(layers: Any) -> None:
     """Puts the fused modules in the place of the layers that were made from them."""
     for index, layer in enumerate(layers):
-        assert isinstance(layer, KernelDecoderLayer | KernelRecurrentLayer)
+        assert isinstance(layer, KernelLayer)
         layers[index] = layer.layer
 
 
