@@ -7,12 +7,13 @@ on token by token, so they leave the bits that steps of single tokens leave.
 """
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from engine.mixers.metadata import StateMetadata
-from engine.mixers.registry import Mixer
+from engine.mixers.registry import JointMixer, Mixer
 
 __all__ = ["DraftStep"]
 
@@ -33,17 +34,25 @@ class DraftStep:
         self._on_others = _metadata(metadata.slots[others].tolist(), [*map(len, other_rows)], metadata.device)
         self._rows, self._other_rows = _joined(own_rows, metadata.device), _joined(other_rows, metadata.device)
         self._places = torch.cat([self._rows, self._other_rows]).argsort()  # of the batch's rows in both, one by one
-        self._calls: list[tuple[Mixer, Tensor]] = []
+        self._calls: list[tuple[Any, Any]] = []  # mixers, and the states of each
 
     def advance(self, mixer: Mixer, states: Tensor) -> Tensor:
         """Returns what the mixer computes from its `states`, and advances those of sequences without draft tokens."""
+        return self._advance(mixer, states, states[self._slots])
+
+    def advance_jointly(self, mixer: JointMixer, states: tuple[Tensor, ...]) -> Tensor:
+        """Does what `advance` does for a mixer of several states."""
+        return self._advance(mixer, states, tuple(each[self._slots] for each in states))
+
+    def _advance(self, mixer: Any, states: Any, copies: Any) -> Tensor:
+        """`copies` are those of states of sequences with draft tokens."""
         drafting = mixer.take(self._rows)
         self._calls.append((drafting, states))
-        output = drafting.advance(states[self._slots], self._on_copies)
-        if not self._on_others.lengths:
-            return output
-        others = mixer.take(self._other_rows).advance(states, self._on_others)
-        return torch.cat([output, others])[self._places]
+        output = drafting.advance(copies, self._on_copies)
+        if self._on_others.lengths:
+            others = mixer.take(self._other_rows).advance(states, self._on_others)
+            output = torch.cat([output, others])[self._places]
+        return cast(Tensor, output)
 
     def settle(self, num_kept: Sequence[int]) -> None:
         """Advances the states that `advance` left as they were, by the first `num_kept` tokens of each sequence of the

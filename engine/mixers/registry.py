@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.state import StateShape
 
-__all__ = ["Function", "Mixer", "StateHandler", "advance", "replace_functions", "state_handler"]
+__all__ = [
+    "Function",
+    "JointMixer",
+    "Mixer",
+    "StateHandler",
+    "advance",
+    "advance_jointly",
+    "replace_functions",
+    "state_handler",
+]
 
 
 class Mixer(Protocol):
@@ -37,9 +46,26 @@ class Mixer(Protocol):
         alone."""
 
 
+class JointMixer(Protocol):
+    """Several calls one after the other, each with a state of its own, as one."""
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """Shapes of the states that it keeps of a request."""
+
+    def take(self, rows: Tensor) -> Self:
+        """Returns the call with the tokens at these indices alone."""
+
+    def advance(self, states: tuple[Tensor, ...], metadata: StateMetadata) -> Tensor:
+        """Computes as a `Mixer` does, from several states."""
+
+
 class StateHandler(Protocol):
     def advance(self, mixer: Mixer) -> Tensor:
         """Runs the mixer with its states."""
+
+    def advance_jointly(self, mixer: JointMixer) -> Tensor:
+        """Runs the mixer with its states, as many as it has."""
 
 
 _handler: ContextVar[StateHandler | None] = ContextVar("state_handler", default=None)
@@ -60,6 +86,13 @@ def advance(mixer: Mixer) -> Tensor:
     handler = _handler.get()
     assert handler is not None, "there is no handler that has the states"
     return handler.advance(mixer)
+
+
+def advance_jointly(mixer: JointMixer) -> Tensor:
+    """Runs a mixer of several states, inside a handler's context."""
+    handler = _handler.get()
+    assert handler is not None, "there is no handler that has the states"
+    return handler.advance_jointly(mixer)
 
 
 Function = Callable[..., Any]

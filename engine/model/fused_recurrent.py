@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from engine.mixers.convolution import Convolution
 from engine.mixers.gated_delta_rule import GatedDeltaRule
-from engine.mixers.mamba2_scan import Mamba2Scan
-from engine.mixers.registry import advance
+from engine.mixers.mamba2_layer import Mamba2Layer
+from engine.mixers.registry import advance, advance_jointly
 from engine.mixers.short_convolution import ShortConvolution
 from engine.model.fused_modules import ProductFactors
 from engine.weights.merged_rows import concatenated, merged_rows
@@ -96,8 +96,6 @@ class FusedMamba2(FusedRecurrent):
         self.factors, self.factor = factors or ProductFactors(), factor
         self.in_proj, self.out_proj = layer.in_proj, layer.out_proj
         self.num_groups, self.state_size = int(layer.n_groups), int(layer.ssm_state_size)
-        inner = int(layer.num_heads) * int(layer.head_dim)
-        self.sizes = [inner, inner + 2 * self.num_groups * self.state_size, int(layer.num_heads)]
         self.limits = float(layer.time_step_limit[0]), float(layer.time_step_limit[1])
         self.taps = nn.Buffer(_taps_of(layer.conv1d), persistent=False)
         bias, dtype = layer.conv1d.bias, layer.in_proj.weight.dtype
@@ -108,16 +106,11 @@ class FusedMamba2(FusedRecurrent):
         has_norm = not isinstance(layer.norm, nn.Identity)
         self.norm_weight = nn.Parameter(layer.norm.weight.detach(), requires_grad=False) if has_norm else None
         self.eps = float(layer.norm.variance_epsilon) if has_norm else 0.0
+        scan = self.decay_rates, self.time_bias, self.skip, *self.limits, self.num_groups
+        self._numbers = self.taps, self.bias, *scan, self.norm_weight, self.eps, self.state_size
 
     def mix(self, rows: Tensor) -> Tensor:
-        gates, inputs, time_step = torch.split(rows, self.sizes, dim=1)
-        mixed = advance(Convolution(inputs, self.taps, self.bias, is_gated=True))
-        numbers = self.decay_rates, self.time_bias, self.skip, *self.limits, self.num_groups, self.state_size
-        read = advance(Mamba2Scan(mixed, time_step, *numbers))
-        if self.norm_weight is None:
-            return cast(Tensor, torch.ops.twostep.gated_reads(read, gates))
-        norm = self.norm_weight, self.eps, self.num_groups
-        return cast(Tensor, torch.ops.twostep.gated_group_norm(read, gates, *norm))
+        return advance_jointly(Mamba2Layer(rows, *self._numbers))
 
 
 def names_of_projections(net: nn.Module) -> tuple[str, ...]:

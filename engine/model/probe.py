@@ -12,7 +12,7 @@ from engine.attention.metadata import CompressedCall
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.mixers.metadata import StateMetadata
-from engine.mixers.registry import Mixer, state_handler
+from engine.mixers.registry import JointMixer, Mixer, state_handler
 from engine.mixers.state import StateShape
 from engine.model.refusals import refused_if_it_fails
 
@@ -33,10 +33,15 @@ class _Recorder:
         return call.query.new_zeros(num_tokens, num_heads, call.value.shape[-1])
 
     def advance(self, mixer: Mixer) -> Tensor:
-        shape = mixer.state_shape
-        self.states.append(shape)
-        states = torch.zeros(1, *shape.sizes, dtype=shape.dtype, device=self._metadata.slots.device)
+        return mixer.advance(self._new_states(mixer.state_shape), self._metadata)
+
+    def advance_jointly(self, mixer: JointMixer) -> Tensor:
+        states = tuple(map(self._new_states, mixer.state_shapes))
         return mixer.advance(states, self._metadata)
+
+    def _new_states(self, shape: StateShape) -> Tensor:
+        self.states.append(shape)
+        return torch.zeros(1, *shape.sizes, dtype=shape.dtype, device=self._metadata.slots.device)
 
 
 class ProbedLayers(NamedTuple):

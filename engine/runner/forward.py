@@ -24,8 +24,8 @@ from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.mixers.draft_step import DraftStep
 from engine.mixers.metadata import StateMetadata
-from engine.mixers.registry import Mixer, state_handler
-from engine.mixers.state import StateCache, clear, copy_slots
+from engine.mixers.registry import JointMixer, Mixer, state_handler
+from engine.mixers.state import StateCache, StateShape, clear, copy_slots
 from engine.runner.model_inputs import ModelInputs
 from engine.weights.adapters import rows_with_adapters
 
@@ -304,13 +304,33 @@ class _SlottedStates:
         self._draft_step = draft_step
 
     def advance(self, mixer: Mixer) -> Tensor:
-        states = next(self._states)
-        assert self._metadata is not None and states.shape[1:] == mixer.state_shape.sizes
-        clear(states, self._metadata.fresh_slots)
-        copy_slots(states, self._metadata.restored)
+        states, metadata = self._begun(mixer.state_shape), self._known_metadata
         if self._draft_step is not None:
             output = self._draft_step.advance(mixer, states)
         else:
-            output = mixer.advance(states, self._metadata)
-        copy_slots(states, self._metadata.saved)
+            output = mixer.advance(states, metadata)
+        copy_slots(states, metadata.saved)
         return output
+
+    def advance_jointly(self, mixer: JointMixer) -> Tensor:
+        states, metadata = tuple(map(self._begun, mixer.state_shapes)), self._known_metadata
+        if self._draft_step is not None:
+            output = self._draft_step.advance_jointly(mixer, states)
+        else:
+            output = mixer.advance(states, metadata)
+        for each in states:
+            copy_slots(each, metadata.saved)
+        return output
+
+    @property
+    def _known_metadata(self) -> StateMetadata:
+        assert self._metadata is not None, "a model with states is told where they are"
+        return self._metadata
+
+    def _begun(self, shape: StateShape) -> Tensor:
+        """Returns the next states, as they are before the step's tokens."""
+        states, metadata = next(self._states), self._known_metadata
+        assert states.shape[1:] == shape.sizes
+        clear(states, metadata.fresh_slots)
+        copy_slots(states, metadata.restored)
+        return states

@@ -138,6 +138,11 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       "float most_time, int num_groups, Tensor(a!) states, Tensor slots, Tensor starts) -> Tensor");
 
   library.def(
+      "mamba2_layer(Tensor rows, Tensor taps, Tensor? bias, Tensor decay_rates, Tensor time_bias, Tensor skip, "
+      "float least_time, float most_time, int num_groups, Tensor? norm_weight, float eps, Tensor(a!) window, "
+      "Tensor(b!) states, Tensor slots, Tensor starts) -> Tensor");
+
+  library.def(
       "real_gated_recurrence(Tensor x, Tensor gates, Tensor rates, Tensor is_first, Tensor(a!) states, Tensor slots, "
       "Tensor starts) -> Tensor");
 
@@ -218,6 +223,7 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("gated_delta_rule", bound<&recurrent::gated_delta_rule>());
   library.impl("mamba2_gates", bound<&recurrent::mamba2_gates>());
   library.impl("mamba2_scan", bound<&recurrent::mamba2_scan>());
+  library.impl("mamba2_layer", bound<&recurrent::mamba2_layer>());
   library.impl("real_gated_recurrence", bound<&recurrent::real_gated_recurrence>());
   library.impl("selective_scan", bound<&recurrent::selective_scan>());
 

@@ -1,7 +1,8 @@
 // The scan of Mamba-2 (engine/mixers/mamba2_scan.py): linear attention whose decays and factors of values come from one
-// time per head and token.
+// time per head and token; and with it all that is between a layer's projections (engine/mixers/mamba2_layer.py).
 
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
 #include "base/activations.h"
@@ -91,6 +92,21 @@ Tensor mamba2_scan(const Tensor& rows, const Tensor& time_step, const Tensor& de
     problem.run_all(sequences);
   });
   return output;
+}
+
+Tensor mamba2_layer(const Tensor& rows, const Tensor& taps, const std::optional<Tensor>& bias,
+                    const Tensor& decay_rates, const Tensor& time_bias, const Tensor& skip, double least_time,
+                    double most_time, int64_t num_groups, const std::optional<Tensor>& norm_weight, double eps,
+                    const Tensor& window, const Tensor& states, const Tensor& slots, const Tensor& starts) {
+  TWOSTEP_CHECK(rows.dim() == 2 && taps.dim() == 2 && states.dim() == 5, "a row and states for each token");
+  const int64_t num_channels = taps.size(1), inner = num_channels - 2 * num_groups * states.size(3);
+  TWOSTEP_CHECK(inner > 0 && rows.size(1) == inner + num_channels + states.size(1),
+                "rows have gates, inputs and time steps side by side");
+  const Tensor gates = rows.narrow(1, 0, inner), time_step = rows.narrow(1, inner + num_channels, states.size(1));
+  const Tensor mixed = convolution(rows.narrow(1, inner, num_channels), taps, bias, true, window, slots, starts);
+  const Tensor read = mamba2_scan(mixed, time_step, decay_rates, time_bias, skip, least_time, most_time, num_groups,
+                                  states, slots, starts);
+  return norm_weight ? gated_group_norm(read, gates, *norm_weight, eps, num_groups) : gated_reads(read, gates);
 }
 
 }  // namespace twostep::recurrent

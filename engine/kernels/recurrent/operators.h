@@ -38,6 +38,13 @@ Tensor mamba2_scan(const Tensor& rows, const Tensor& time_step, const Tensor& de
                    const Tensor& skip, double least_time, double most_time, int64_t num_groups, const Tensor& states,
                    const Tensor& slots, const Tensor& starts);
 
+// What a layer of Mamba-2 does between its projections: rows [T, N] are gates, inputs of a convolution of these taps,
+// and time steps; what the scan of its results reads is gated, and normed in groups if there is a weight.
+Tensor mamba2_layer(const Tensor& rows, const Tensor& taps, const std::optional<Tensor>& bias,
+                    const Tensor& decay_rates, const Tensor& time_bias, const Tensor& skip, double least_time,
+                    double most_time, int64_t num_groups, const std::optional<Tensor>& norm_weight, double eps,
+                    const Tensor& window, const Tensor& states, const Tensor& slots, const Tensor& starts);
+
 // What that scan makes of its time steps: the decay of each head, and its time.
 std::tuple<Tensor, Tensor> mamba2_gates(const Tensor& time_step, const Tensor& decay_rates, const Tensor& time_bias,
                                         double least_time, double most_time);

@@ -206,6 +206,13 @@ def _mamba2(
     gates = torch.randn(num_tokens, width).to(dtype)
     inputs = torch.randn(num_tokens, width), gates, gates[0].clone(), 1e-5, groups
     yield f"gated_group_norm of {width}, {dtype}", torch.ops.twostep.gated_group_norm, inputs
+    for norm in (gates[0].clone(), None):
+        layer = torch.randn(num_tokens, width + rows.shape[1] + heads).to(dtype), torch.randn(3, rows.shape[1]), None
+        window, numbers_of_norm = torch.randn(3, 2, rows.shape[1]).to(dtype), (norm, 1e-5)
+        scan = *numbers[1:], torch.randn(heads), 0.1, 2.0, groups
+        inputs = *layer, *scan, *numbers_of_norm, window, states.clone(), *places
+        name = f"mamba2_layer of {state_size} by {head_size}, {'' if norm is None else 'normed, '}{dtype}"
+        yield name, torch.ops.twostep.mamba2_layer, inputs
     yield f"gated_reads of {width}, {dtype}", torch.ops.twostep.gated_reads, (torch.randn(num_tokens, width), gates)
 
 

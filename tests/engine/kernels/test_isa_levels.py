@@ -74,6 +74,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "gated_delta_rule": FUSED,
     "mamba2_gates": FUSED,
     "mamba2_scan": FUSED,
+    "mamba2_layer": FUSED,
     "gated_group_norm": FUSED,
     "gated_reads": FUSED,
     "selective_scan": FUSED,

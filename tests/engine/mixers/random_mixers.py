@@ -11,6 +11,7 @@ from engine.mixers.convolution import Convolution
 from engine.mixers.dynamic_convolution import DynamicConvolution
 from engine.mixers.gated_delta_rule import GatedDeltaRule
 from engine.mixers.linear_attention import LinearAttention
+from engine.mixers.mamba2_layer import Mamba2Layer
 from engine.mixers.mamba2_scan import Mamba2Scan
 from engine.mixers.real_gated_recurrence import RealGatedRecurrence
 from engine.mixers.registry import Mixer
@@ -77,6 +78,19 @@ def mamba2_scan(seed: int, dtype: torch.dtype = torch.float32) -> Mamba2Scan:
         least_time=0.3,
         most_time=1.7,
         num_groups=2,
+        state_size=19,
+    )
+
+
+def mamba2_layer(seed: int, dtype: torch.dtype = torch.float32, has_norm: bool = True) -> Mamba2Layer:
+    scan, channels = mamba2_scan(seed, dtype), 6 * 21 + 2 * 2 * 19
+    return Mamba2Layer(
+        draw(NUM_TOKENS, 6 * 21 + channels + 6, seed=seed, dtype=dtype),
+        draw(4, channels),
+        draw(channels),
+        *scan[2:8],
+        draw(6 * 21, seed=5, dtype=dtype) if has_norm else None,
+        1e-5,
         state_size=19,
     )
 

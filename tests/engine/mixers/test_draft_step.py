@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.mixers.draft_step import DraftStep
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer
-from tests.engine.mixers.random_mixers import CPU, MIXERS, NUM_TOKENS, draw, joined
+from tests.engine.mixers.random_mixers import CPU, MIXERS, NUM_TOKENS, draw, joined, mamba2_layer
 
 SLOTS = [4, 0, 3, 1]
 STEPS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=4, max_size=4).filter(
@@ -60,6 +60,22 @@ def test_states_have_seen_the_accepted_tokens_and_no_others(
             starts[index] += kept
         assert torch.equal(states, expected)
         assert max(starts) < NUM_TOKENS
+
+
+@pytest.mark.usefixtures("ops")
+def test_states_of_one_mixer_have_seen_the_accepted_tokens_and_no_others() -> None:
+    mixer = mamba2_layer(3)
+    states = tuple(draw(3, *shape.sizes).to(shape.dtype) for shape in mixer.state_shapes)
+    expected = tuple(each.clone() for each in states)
+    draft_step = DraftStep(StateMetadata([2, 0], [4, 3], [False] * 2, CPU, num_drafts=[3, 0]))
+    outputs = draft_step.advance_jointly(mixer.take(torch.arange(7)), states)
+    draft_step.settle([2, 3])
+    one, three, two = (StateMetadata([slot], [num], [False], CPU) for slot, num in ((2, 4), (0, 3), (2, 2)))
+    ahead = tuple(each.clone() for each in expected)
+    assert torch.equal(outputs[:4], cut(mixer, 0, 4).advance(ahead, one))
+    assert torch.equal(outputs[4:], cut(mixer, 4, 3).advance(expected, three))
+    cut(mixer, 0, 2).advance(expected, two)
+    assert all(map(torch.equal, states, expected))
 
 
 def test_states_of_several_mixers_are_settled_together() -> None:

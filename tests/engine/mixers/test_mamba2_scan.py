@@ -8,7 +8,7 @@ from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from engine.mixers.linear_attention import LinearAttention
 from engine.mixers.mamba2_scan import Mamba2Scan
 from engine.mixers.metadata import StateMetadata
-from tests.engine.mixers.random_mixers import CPU, NUM_TOKENS, draw, mamba2_scan
+from tests.engine.mixers.random_mixers import CPU, NUM_TOKENS, draw, mamba2_layer, mamba2_scan
 
 pytestmark = pytest.mark.usefixtures("ops")
 
@@ -61,6 +61,39 @@ def test_a_gated_norm_is_that_of_transformers(dtype: torch.dtype, num_groups: in
     parts = (x * functional.silu(gates.float())).split(63 // num_groups, dim=1), theirs.weight.float().chunk(num_groups)
     rows = [torch.ops.twostep.rms_norm(*part, 1e-5) for part in zip(*parts, strict=True)]
     torch.testing.assert_close(ours, torch.cat(rows, dim=1).to(dtype))
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_between_its_projections_has_the_bits_of_its_parts(dtype: torch.dtype, has_norm: bool) -> None:
+    mixer, metadata = mamba2_layer(1, dtype, has_norm), StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
+    states = tuple(draw(4, *shape.sizes).to(shape.dtype) for shape in mixer.state_shapes)
+    expected_states = tuple(each.clone() for each in states)
+    expected = mixer.advance_in_parts(expected_states, metadata)
+    assert torch.equal(mixer.advance(states, metadata), expected)
+    assert all(map(torch.equal, states, expected_states))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_computes_the_same_in_chunks(dtype: torch.dtype) -> None:
+    mixer = mamba2_layer(1, dtype)
+    whole, chunked = (
+        tuple(torch.zeros(1, *shape.sizes, dtype=shape.dtype) for shape in mixer.state_shapes) for _ in "12"
+    )
+    expected = mixer.advance(whole, StateMetadata([0], [NUM_TOKENS], [True], CPU))
+    parts = [
+        mixer.take(rows).advance(chunked, StateMetadata([0], [len(rows)], [False], CPU))
+        for rows in torch.arange(NUM_TOKENS).split([1, 17, NUM_TOKENS - 18])
+    ]
+    assert torch.equal(torch.cat(parts), expected) and all(map(torch.equal, whole, chunked))
+
+
+def test_a_layer_whose_rows_are_not_its_parts_is_refused() -> None:
+    mixer, metadata = mamba2_layer(1), StateMetadata([0], [NUM_TOKENS], [True], CPU)
+    states = tuple(torch.zeros(1, *shape.sizes) for shape in mixer.state_shapes)
+    for wrong in (mixer._replace(rows=mixer.rows[:, 1:]), mixer._replace(num_groups=40)):
+        with pytest.raises(RuntimeError, match="gates, inputs and time steps side by side"):
+            wrong.advance(states, metadata)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

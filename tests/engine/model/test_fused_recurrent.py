@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from engine.attention import registry
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.metadata import StateMetadata
-from engine.mixers.registry import Mixer, state_handler
+from engine.mixers.registry import JointMixer, Mixer, state_handler
 from engine.mixers.state import StateShape
 from engine.model.adapter_targets import _columns
 from engine.model.fused_recurrent import FusedDeltaNet
@@ -96,8 +96,14 @@ class ZeroStates:
         self._metadata = StateMetadata([0], [NUM_TOKENS], [True], torch.device("cpu"))
 
     def advance(self, mixer: Mixer) -> Tensor:
-        self.shapes.append(shape := mixer.state_shape)
-        return mixer.advance(torch.zeros(1, *shape.sizes, dtype=shape.dtype), self._metadata)
+        return mixer.advance(self._zeros(mixer.state_shape), self._metadata)
+
+    def advance_jointly(self, mixer: JointMixer) -> Tensor:
+        return mixer.advance(tuple(map(self._zeros, mixer.state_shapes)), self._metadata)
+
+    def _zeros(self, shape: StateShape) -> Tensor:
+        self.shapes.append(shape)
+        return torch.zeros(1, *shape.sizes, dtype=shape.dtype)
 
 
 def routed(name: str, dtype: torch.dtype = torch.float32) -> Any:
