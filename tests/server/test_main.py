@@ -23,6 +23,8 @@ main()
 HUNG_UP = """
 import os, signal, sys
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a server that was started to survive it, by nohup, does
+
 class HangUp:
     def find_spec(self, name, path, target=None):
         if name == "server.serve":
