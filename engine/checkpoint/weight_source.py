@@ -13,7 +13,7 @@ from engine.checkpoint.gguf.header import read_gguf
 from engine.checkpoint.gguf.weights import gguf_weights
 from engine.checkpoint.hub import optional_file, snapshot
 from engine.checkpoint.local import folder_of, is_gguf, is_local, read_config
-from engine.checkpoint.published.scheme import check_scheme, scheme_of
+from engine.checkpoint.published.scheme import check_scheme, quark_weights, scheme_of
 from engine.checkpoint.published.weights import published_weights
 from engine.checkpoint.safetensors_files import IsWanted, read_wanted, tensor_names
 
@@ -83,6 +83,8 @@ def needs_float32(model: str, revision: str | None) -> bool:
 def _is_within_bfloat16(scheme: Mapping[str, Any]) -> bool:
     """Whether each number is one of a few bits times a power of two."""
     method = scheme.get("quant_method")
+    if method == "quark":
+        return all(each["dtype"] == "fp4" for each in quark_weights(scheme))
     return method in _WITHIN_BFLOAT16 or (method == "fp8" and scheme.get("scale_fmt") == "ue8m0")
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,10 +44,29 @@ def test_stored_numbers_are_those_of_the_definition(method: str, tmp_path: Path)
 def test_tokens_equal_those_of_transformers(method: str, tmp_path: Path) -> None:
     path = make_checkpoint(architecture_of(method), tmp_path)
     reference = ReferenceModel(write_published(path, method))
-    model = load_tiny(path, "auto" if method != "mxfp4" else "float32")
+    model = load_tiny(path, "float32" if "mxfp4" in method else "auto")
     assert model.dtype is torch.float32, "16 bits would round"
     expected = [generated(reference, prompt) for prompt in prompts()]
     assert generate(model, 4, 7, caching=True, is_tight=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "others", "expected"),
+    [
+        ("mxfp4", {}, torch.bfloat16),
+        ("quark mxfp4", {}, torch.bfloat16),
+        ("quark mxfp4", {"*down_proj": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}}, torch.float32),
+        ("quark fp8", {}, torch.float32),
+    ],
+)
+def test_numbers_times_powers_of_two_are_kept_in_16_bits(
+    method: str, others: dict[str, Any], expected: torch.dtype, tmp_path: Path
+) -> None:
+    path = make_checkpoint(architecture_of(method), tmp_path)
+    write_published(path, method, {"layer_quant_config": others})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    assert load_tiny(path, "auto").dtype is expected
 
 
 @pytest.mark.parametrize("method", ["fp8 in blocks", "gptq", "awq", "nvfp4", "modelopt"])
