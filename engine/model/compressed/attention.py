@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.metadata import AttentionParams, CompressedCall, IndexCall
-from engine.attention.registry import AttentionCall, attend
+from engine.attention.registry import AttentionCall, attend, hides_something
 from engine.model.compressed.plain_norm import norm_without_weight
 from engine.model.compressed.pooling import Pooling
 from engine.model.compressed.rotation import rotate
@@ -109,7 +109,7 @@ class CompressedLayerAttention(nn.Module):
             value=key,
             layer=self.layer_idx,
             params=AttentionParams(self._scaling, window if compressed is None else None, None, self.sinks),
-            has_mask=attention_mask is not None and attention_mask.numel() > 0,
+            has_mask=hides_something(attention_mask),
             is_causal=True,
             is_latent=True,
             compressed=compressed,

@@ -1,19 +1,17 @@
 """Differential attention (Ye et al., Differential Transformer, 2024): what one half of the heads attends to, less a
 share of what the other half does. Both attend to the same values, those of two heads beside each other."""
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from engine.attention.metadata import AttentionParams
-from engine.attention.registry import AttentionCall, attend
+from engine.attention.registry import AttentionCall, attend, hides_something
 from engine.mixers.sums import halved_sum
+from engine.model.known.same_code import Rotate
 
 __all__ = ["DifferentialAttention"]
-
-Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
 class DifferentialAttention(nn.Module):
@@ -45,7 +43,7 @@ class DifferentialAttention(nn.Module):
             value=torch.cat((one, other), dim=-1).repeat(1, 2, 1),
             layer=self.layer_idx,
             params=self._params,
-            has_mask=attention_mask is not None and attention_mask.numel() > 0,
+            has_mask=hides_something(attention_mask),
             is_causal=True,
         )
         return self.o_proj(self._difference(attend(call)).flatten(1)[None]), None

@@ -1,11 +1,9 @@
 """Replaces the layers of models with differential attention, whose code is known."""
 
-from typing import cast
-
 from torch import nn
 
-from engine.model.differential.attention import DifferentialAttention, Rotate
-from engine.model.known.same_code import global_of, is_of
+from engine.model.differential.attention import DifferentialAttention
+from engine.model.known.same_code import is_of, rotate_of
 from engine.weights.module_replacement import replace_modules
 
 __all__ = ["replace_differential_attention"]
@@ -19,5 +17,4 @@ def replace_differential_attention(model: nn.Module) -> None:
 def _replacement(module: nn.Module) -> nn.Module | None:
     if not is_of(module, "diffllama.DiffLlamaAttention"):
         return None
-    rotate = cast(Rotate, global_of(type(module).forward, "apply_rotary_pos_emb"))
-    return DifferentialAttention(module, rotate)
+    return DifferentialAttention(module, rotate_of(module))

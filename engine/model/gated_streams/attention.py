@@ -1,17 +1,15 @@
 """The attention of Qwen 4's layers: to pools of positions that an indexer chooses. What is attended to is gated."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.attention.metadata import AttentionParams
-from engine.attention.registry import AttentionCall, attend
+from engine.attention.registry import AttentionCall, attend, hides_something
+from engine.model.known.same_code import Rotate
 
 __all__ = ["GatedSparseAttention"]
-
-Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
 class GatedSparseAttention(nn.Module):
@@ -41,7 +39,7 @@ class GatedSparseAttention(nn.Module):
             value=self._heads(self.v_proj(hidden_states), self._head_dim)[0],
             layer=self.layer_idx,
             params=self._params,
-            has_mask=attention_mask is not None and attention_mask.numel() > 0,
+            has_mask=hides_something(attention_mask),
             is_causal=True,
             sparse=self.indexer(hidden_states, position_embeddings, self.rotary_emb),
         )

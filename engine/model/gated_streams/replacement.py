@@ -4,10 +4,10 @@ from typing import Any, cast
 
 from torch import nn
 
-from engine.model.gated_streams.attention import GatedSparseAttention, Rotate
+from engine.model.gated_streams.attention import GatedSparseAttention
 from engine.model.gated_streams.gated_residual import GatedResidual
 from engine.model.gated_streams.ngram_layer import NGramLayer
-from engine.model.known.same_code import global_of, is_of
+from engine.model.known.same_code import is_of, rotate_of
 from engine.weights.module_replacement import replace_modules
 
 __all__ = ["replace_gated_streams"]
@@ -26,8 +26,7 @@ def _replacement(module: nn.Module, rotary_emb: nn.Module) -> nn.Module | None:
     if is_of(module, "qwen4_exp.Qwen4ExpTextPLELayer") and _is_input_known(cast(Any, module)):
         return NGramLayer(module)
     if is_of(module, "qwen4_exp.Qwen4ExpTextAttention"):
-        rotate = cast(Rotate, global_of(type(module).forward, "apply_rotary_pos_emb"))
-        return GatedSparseAttention(module, rotate, rotary_emb)
+        return GatedSparseAttention(module, rotate_of(module), rotary_emb)
     return None
 
 

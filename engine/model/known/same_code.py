@@ -5,15 +5,19 @@ import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.weights.module_replacement import has_hooks
 
-__all__ = ["class_named", "family_of", "global_of", "is_like", "is_of", "is_same", "module_name"]
+__all__ = ["Rotate", "class_named", "family_of", "global_of", "is_like", "is_of", "is_same", "module_name", "rotate_of"]
+
+Rotate = Callable[..., tuple[Tensor, Tensor]]
+"""Rotates queries and keys by tables of cosines and sines."""
 
 
 def is_of(module: nn.Module, *names: str) -> bool:
@@ -62,6 +66,11 @@ def global_of(function: object, name: str) -> object:
     """Returns what a name of the module stands for in which the function was written, whatever is wrapped around it."""
     written = inspect.unwrap(function) if isinstance(function, FunctionType) else function
     return written.__globals__.get(name) if isinstance(written, FunctionType) else None
+
+
+def rotate_of(attention: nn.Module) -> Rotate:
+    """Returns the function that an attention of transformers rotates queries and keys with."""
+    return cast(Rotate, global_of(type(attention).forward, "apply_rotary_pos_emb"))
 
 
 def is_same(one: object, other: object) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from engine.attention.metadata import AttentionParams, DistanceBias, LogScaling
-from engine.attention.registry import AttentionCall, attend
+from engine.attention.registry import AttentionCall, attend, hides_something
 
 __all__ = ["RelativeAttention", "RelativeProjections"]
 
@@ -48,7 +48,7 @@ class RelativeAttention(RelativeProjections):
             value=value[0],
             layer=self.layer_idx,
             params=self._params,
-            has_mask=attention_mask is not None and attention_mask.numel() > 0,
+            has_mask=hides_something(attention_mask),
             is_causal=True,
             bias=DistanceBias(weights, self.profiles, self._log_scaling),
         )

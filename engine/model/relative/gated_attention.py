@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.metadata import DistanceBias
-from engine.attention.registry import AttentionCall, attend
+from engine.attention.registry import AttentionCall, attend, hides_something
 from engine.mixers.dynamic_convolution import DynamicConvolution
 from engine.mixers.registry import advance
 from engine.model.relative.attention import RelativeProjections
@@ -66,7 +66,7 @@ class GatedRelativeAttention(RelativeProjections):
             value=over_root_mean_square(value.float(), self._eps).to(value.dtype)[0],
             layer=self.layer_idx,
             params=self._params,
-            has_mask=attention_mask is not None and attention_mask.numel() > 0,
+            has_mask=hides_something(attention_mask),
             is_causal=True,
             bias=DistanceBias(weights[0], self.profiles, self._log_scaling, self.sink_proj(hidden_states)[0]),
         )

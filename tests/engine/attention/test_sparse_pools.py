@@ -1,7 +1,7 @@
 """Sparse attention to pools of positions: which are chosen, and what is written of them."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def slots_of(table: Tensor, num_seen: int) -> Tensor:
 def pool_keys_of(index: PoolIndexCall, rows: Tensor) -> Tensor:
     """Returns the keys of whole pools of a sequence's keys and gates [T, 2 * size], in double precision."""
     whole = rows[: len(rows) // POOL_SIZE * POOL_SIZE].double().view(-1, POOL_SIZE, 2, SIZE)
-    (gates,) = index.pool_keys.args  # type: ignore[attr-defined]
+    (gates,) = cast("partial[Tensor]", index.pool_keys).args
     shares = (whole[:, :, 1] + gates.double()).softmax(dim=1)
     return (shares * whole[:, :, 0]).sum(1)
 
@@ -122,7 +122,8 @@ def positions_of(index: PoolIndexCall, token: int, keys: Tensor, position: int) 
 def rows_of(chosen: AttentionMetadata, number: int) -> list[int]:
     """Returns which rows a query sees in a cache that is cut into blocks of two."""
     cuts = chosen.block_tables[number].long()
-    return (cuts[:, None] * 2 + torch.arange(2)).flatten()[: chosen.context_lens[number]].tolist()  # type: ignore[no-any-return]
+    rows: list[int] = (cuts[:, None] * 2 + torch.arange(2)).flatten()[: chosen.context_lens[number]].tolist()
+    return rows
 
 
 def of_head(slots: Tensor, head: int, num_kv_heads: int) -> Tensor:
