@@ -15,6 +15,7 @@ from engine.core.config import EngineConfig
 from engine.engine import Engine
 from engine.model.drafting.mtp_head import load_mtp_head
 from engine.model.loader import load_model
+from engine.model.setup import load_model_runner
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.model.always_drafting import let_always_draft
 from tests.engine.tiny_models import COMMON, VOCAB_SIZE, make_config, tiny_engine
@@ -157,3 +158,11 @@ def load_with_head(path: Path, dtype: str = "bfloat16", **settings: Any) -> Load
 
 def always_drafting(model: LoadedModel, length: int = 3, **settings: Any) -> Engine:
     return let_always_draft(tiny_engine(model, num_speculative_tokens=8, **settings), length)
+
+
+def has_head_beside(path: Path, name: str, weight: Tensor) -> bool:
+    """Adds a tensor that is no part of the model to a checkpoint, and loads it; returns whether it has a head then."""
+    file = path / "model.safetensors"
+    save_file({**load_file(file), name: weight}, file, metadata={"format": "pt"})
+    _, info = load_model_runner(EngineConfig(model=str(path), device="cpu", num_blocks=8, max_model_len=128))
+    return info.has_head
