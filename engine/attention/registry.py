@@ -107,7 +107,7 @@ def _attention(
         value=value[0].transpose(0, 1),
         layer=int(module.layer_idx),  # type: ignore[arg-type]
         params=AttentionParams(scaling, sliding_window, softcap, s_aux),
-        has_mask=hides_something(attention_mask),
+        has_mask=isinstance(attention_mask, Tensor) and hides_something(attention_mask),
         is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
         is_latent=heads is not None,
         sparse=indices or block_indices or pools,
@@ -116,10 +116,10 @@ def _attention(
     return (output if heads is None else heads.expand(output))[None], None
 
 
-def hides_something(attention_mask: object) -> bool:
+def hides_something(attention_mask: Tensor | None) -> bool:
     """Whether a layer is given a mask of its own: it is given none, or an empty one, where the cache says what it
     sees."""
-    return isinstance(attention_mask, Tensor) and attention_mask.numel() > 0
+    return attention_mask is not None and attention_mask.numel() > 0
 
 
 def _latent_heads_of(module: nn.Module) -> LatentHeads | None:
