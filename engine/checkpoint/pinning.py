@@ -6,10 +6,11 @@ import msgspec
 
 from engine.checkpoint.hub import snapshot
 from engine.checkpoint.hub_gguf import check_has_config, gguf_of, split_tag
-from engine.checkpoint.local import is_local
+from engine.checkpoint.local import check_checkpoint, is_local
 from engine.core.config import EngineConfig
+from engine.core.errors import ModelError
 
-__all__ = ["pinned"]
+__all__ = ["pinned", "pinned_settings"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,3 +33,12 @@ def pinned(config: EngineConfig) -> EngineConfig:
     check_has_config(config.model, config.revision, folder)
     logger.info("serving commit %s of %s", folder.name, config.model)
     return msgspec.structs.replace(config, revision=folder.name)
+
+
+def pinned_settings(model: str, revision: str | None) -> EngineConfig:
+    """Returns, pinned, what names a model whose config.json says that it can be served. Weights are not fetched. Raises
+    ModelError, also for a GGUF file on the hub, whose settings are in it."""
+    check_checkpoint(model)
+    if split_tag(model)[1] is not None:
+        raise ModelError(f"{model} is a file on the hub: get it with twostep pull {model}, and name its path.")
+    return pinned(EngineConfig(model=model, revision=revision))

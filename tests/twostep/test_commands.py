@@ -108,9 +108,9 @@ def test_mistakes_are_one_sentence(arguments: list[str], words: str, capsys: Cap
 
 def test_a_plan_without_the_hub_is_refused_at_once_and_in_one_sentence() -> None:
     script = "import socket, sys; socket.getaddrinfo = lambda *_: (_ for _ in ()).throw(socket.gaierror(-2, 'unknown'))"
-    command = [sys.executable, "-c", f"{script}; from twostep.cli import main; sys.exit(main(['plan', 'org/model']))"]
+    script += "; from twostep.cli import main; sys.exit(main(['plan', 'org/model']) + ('torch' in sys.modules))"
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower() and "HF_" not in name}
-    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=kept, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     told, refused = done.stderr.splitlines()
     assert told.startswith("huggingface.co cannot be found") and "org/model is not a directory, and the hub" in refused

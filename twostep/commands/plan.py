@@ -91,15 +91,17 @@ def main(arguments: Sequence[str]) -> int:
             own.error(f"{flag} must be at least 1")
     from engine.checkpoint.hub import look_for_hub
     from engine.checkpoint.local import is_local
+    from engine.checkpoint.pinning import pinned_settings
     from server.settings.settings import EMBEDDED_MODEL, EMBEDDED_MODEL_DIR
 
     if parsed.model == EMBEDDED_MODEL:
         parsed.model = str(EMBEDDED_MODEL_DIR)
     if not is_local(parsed.model):
         look_for_hub(parsed.model)
+    revision = pinned_settings(parsed.model, parsed.revision).revision  # before seconds of imports
     from engine.model.planning.estimate import estimate
 
-    found = estimate(parsed.model, parsed.revision)
+    found = estimate(parsed.model, revision)
     if parsed.prompt_tokens >= found.max_model_len:
         own.error(f"--prompt-tokens must be less than the model's context of {found.max_model_len:,} tokens")
     if parsed.measure and parsed.prompt_tokens + parsed.output_tokens > found.max_model_len:

@@ -8,9 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.attention.kv_cache import bytes_per_block
 from engine.attention.registry import ATTENTION_NAME, register
-from engine.checkpoint.hub_gguf import split_tag
-from engine.checkpoint.local import check_checkpoint
-from engine.checkpoint.pinning import pinned
+from engine.checkpoint.pinning import pinned_settings
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, UnsupportedModelError, reason_of
 from engine.core.kv_groups import KVGroups
@@ -49,10 +47,7 @@ class Estimate:
 def estimate(model: str, revision: str | None = None) -> Estimate:
     """Reads config.json of a directory, a GGUF file or a hub id, and no weights; imports transformers' models. Raises
     ModelError for what cannot be served or estimated, and for a GGUF file on the hub, whose settings are in it."""
-    check_checkpoint(model)
-    if split_tag(model)[1] is not None:
-        raise ModelError(f"{model} is a file on the hub: get it with twostep pull {model}, and name its path.")
-    config = pinned(EngineConfig(model=model, revision=revision))
+    config = pinned_settings(model, revision)
     try:
         return _estimate(config)
     except TwostepError:
