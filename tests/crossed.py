@@ -1,4 +1,4 @@
-"""Every combination of some values as parameters of tests, of which a few are quick."""
+"""Parameters of tests of which a few are quick, and the others slow."""
 
 from collections.abc import Collection
 from itertools import product
@@ -24,3 +24,10 @@ def crossed(first: Collection[Any], *others: Collection[Any], num_quick: int | N
         pytest.param(value, *values, marks=() if is_quick(k, place) else pytest.mark.slow)
         for (k, value), (place, values) in product(enumerate(first), enumerate(combinations))
     ]
+
+
+def slow_but(names: Collection[str], *quick: str) -> list[Any]:
+    """Returns all names as parameters of tests, of which those that are not `quick` are slow: they differ from these
+    by nothing that the test is about."""
+    assert {*quick} <= {*names}
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in sorted(names)]

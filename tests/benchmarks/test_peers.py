@@ -10,6 +10,8 @@ import pytest
 from loadtest.benchmark import Benchmark
 from tests.benchmarks.comparisons import ALL, QUICK, Bench, Capture, has_ended, when
 
+pytestmark = pytest.mark.slow  # servers are started, and waited for
+
 
 def test_each_round_starts_each_server_anew_and_measures_all_scenarios(tmp_path: Path, capsys: Capture) -> None:
     bench = Bench(tmp_path, capsys, a="", b="")

@@ -15,6 +15,8 @@ from benchmarks.peers.family import Member, family_of
 from benchmarks.peers.plan import ServerPlan
 from tests.benchmarks.comparisons import Bench, Capture, has_ended, when
 
+pytestmark = pytest.mark.slow  # servers are started, and waited for
+
 
 def test_processes_in_sessions_of_their_own_end_with_their_server(tmp_path: Path, capsys: Capture) -> None:
     bench = Bench(tmp_path, capsys, a="parent")

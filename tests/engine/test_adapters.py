@@ -13,11 +13,12 @@ from engine.core.messages import RequestUpdate
 from engine.engine import Engine
 from engine.runner.loaded_model import LoadedModel
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
+from tests.crossed import slow_but
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.golden_tokens import MAX_TOKENS, generated, prompts
 from tests.engine.scheduling.speculation.prophets import OracleDrafter
 from tests.engine.tiny_adapters import linear_layers, make_adapter, merge
-from tests.engine.tiny_models import VOCAB_SIZE, WIDE, load_reference, load_tiny, make_checkpoint, slow_but, tiny_engine
+from tests.engine.tiny_models import VOCAB_SIZE, WIDE, load_reference, load_tiny, make_checkpoint, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from engine.runner.loaded_model import LoadedModel
+from tests.crossed import slow_but
 from tests.engine.golden_tokens import generate, generated, prompts
-from tests.engine.tiny_models import ALIKE, ARCHITECTURES, WIDE, ReferenceModel, slow_but
+from tests.engine.tiny_models import ALIKE, ARCHITECTURES, WIDE, ReferenceModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,8 +8,9 @@ import pytest
 from torch import Tensor
 
 from engine.runner.loaded_model import LoadedModel
+from tests.crossed import slow_but
 from tests.engine.logit_errors import reference_logits, relative_error, runner_logits, sequences
-from tests.engine.tiny_models import ALIKE, ARCHITECTURES, WIDE, load_reference, load_tiny, make_checkpoint, slow_but
+from tests.engine.tiny_models import ARCHITECTURES, QUICK, WIDE, load_reference, load_tiny, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -146,7 +147,7 @@ def error_of(model: LoadedModel, architecture: str, draw: int, truth: Callable[[
     return relative_error(logits, truth(architecture, draw))
 
 
-@pytest.mark.parametrize("architecture", slow_but([*ARCHITECTURES, WIDE], *{*ARCHITECTURES, WIDE} - ALIKE))
+@pytest.mark.parametrize("architecture", slow_but([*ARCHITECTURES, WIDE], *QUICK, WIDE))
 def test_logits_err_as_little_as_measured(
     architecture: str, checkpoint: Callable[[str], Path], truth: Callable[[str, int], list[Tensor]]
 ) -> None:

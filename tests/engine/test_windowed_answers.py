@@ -12,9 +12,10 @@ from engine.engine import Engine
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.window_groups import window_groups
 from engine.scheduling.kv_tiers import TieredKVAllocator
+from tests.crossed import slow_but
 from tests.engine.fakes import add, run_to_end
 from tests.engine.model.always_drafting import let_always_draft
-from tests.engine.tiny_models import slow_but, tiny_engine
+from tests.engine.tiny_models import tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -2,13 +2,12 @@
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -213,6 +212,9 @@ ALIKE = frozenset(
     }
 )
 """Those whose parts are nearly all those of others, so that most tests of them are slow."""
+RARE = frozenset({*SPARSE_CONFIGS, *COMPRESSED_CONFIGS, *RELATIVE_CONFIGS, *STREAM_CONFIGS, *HEAD_CONFIGS})
+"""Those whose own parts few others have, and take long: what each format of weights adds to them is slow."""
+QUICK = frozenset(ARCHITECTURES) - ALIKE - RARE
 WIDE = "wide"  # fills panels, pieces of K and groups of 256, and ends inside each of them
 _WIDE: dict[str, Any] = {
     "vocab_size": 3001,
@@ -221,13 +223,6 @@ _WIDE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
 }
-
-
-def slow_but(names: Collection[str], *quick: str) -> list[Any]:
-    """Returns all names as parameters of tests, of which those that are not `quick` are slow: they differ from these
-    by nothing that the test is about."""
-    assert {*quick} <= {*names}
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in sorted(names)]
 
 
 def make_config(name: str) -> PreTrainedConfig:

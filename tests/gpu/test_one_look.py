@@ -32,6 +32,7 @@ def look(out: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=one_look.ROOT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_stage_that_takes_too_long_stops_no_other(tmp_path: Path) -> None:
     result = look(tmp_path, "--stages", "models,eager", "--limit", "1")
     ends = [each for each in read(tmp_path, ["models", "eager"]) if each.name == "stage ended"]

@@ -183,6 +183,7 @@ def test_chat_options_are_refused_by_name(llm: LLM) -> None:
         llm.chat(MESSAGES, use_tqdm=False, chat_template="x")
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation_runs_and_ends_quietly() -> None:
     """It does not close its model."""
     script, *_ = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.M | re.S)

@@ -19,11 +19,11 @@ from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward, ForwardOutput, TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs, build_inputs
-from tests.crossed import crossed
+from tests.crossed import crossed, slow_but
 from tests.engine.further_configs import FURTHER
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.served_answers import documented_types
-from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
+from tests.engine.tiny_models import ARCHITECTURES, QUICK, load_tiny, make_checkpoint, make_config
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels")
 
@@ -283,7 +283,7 @@ def test_the_documentation_lists_types_that_run_in_the_kernels() -> None:
     assert {make_config(name).model_type for name in KNOWN} <= {*FAMILIES}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", slow_but(ARCHITECTURES, *QUICK))
 def test_models_known_in_all_their_parts_run_in_one_call(tiny_model: Callable[..., LoadedModel], name: str) -> None:
     model = tiny_model(name)
     forward = choose_forward(model.module, cache_of(model), cpu)

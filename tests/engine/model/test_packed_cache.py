@@ -106,7 +106,7 @@ def test_a_kept_model_computes_the_same_bits(name: str, dtype: str, quantization
     assert msgspec.structs.replace(kept_info, **same) == info
 
 
-@pytest.mark.parametrize("make", [make_checkpoint, make_checkpoint_with_head])
+@pytest.mark.parametrize("make", [pytest.param(make_checkpoint, marks=pytest.mark.slow), make_checkpoint_with_head])
 def test_a_kept_model_needs_no_code_of_transformers(make: Callable[[str, Path], Path], tmp_path: Path) -> None:
     checkpoint = make("llama", tmp_path)
     load(checkpoint, tmp_path / "cache")

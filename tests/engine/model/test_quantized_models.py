@@ -19,13 +19,13 @@ from engine.runner.loaded_model import LoadedModel
 from engine.weights.affine_quantization import BITS
 from engine.weights.moe import is_experts
 from engine.weights.packing_policy import check_quantization
+from tests.crossed import slow_but
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import (
     ARCHITECTURES,
     ReferenceModel,
     load_reference,
     make_checkpoint,
-    slow_but,
     tiny_engine,
 )
 from tests.engine.weights.rounding import rounded_rows, rounded_weight

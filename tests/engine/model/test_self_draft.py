@@ -22,9 +22,10 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.proposer import ModelProposer
 from engine.runner.sampler import Sampler
 from engine.weights.linear import PackedLinear
+from tests.crossed import slow_but
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.model.always_drafting import answers, let_always_draft
-from tests.engine.tiny_models import ARCHITECTURES, WITH_STATES, RecordingRunner, slow_but, tiny_engine
+from tests.engine.tiny_models import ARCHITECTURES, WITH_STATES, RecordingRunner, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

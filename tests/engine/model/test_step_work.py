@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from engine.kernels import load_kernels
 from engine.model.step_work import expert_share
-from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, slow_but
+from tests.crossed import slow_but
+from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint
 
 FLOAT = torch.float32.itemsize
 

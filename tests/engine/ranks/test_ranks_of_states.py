@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.crossed import crossed
+from tests.crossed import crossed, slow_but
 from tests.engine.fakes import add, run_to_end
 from tests.engine.ranks.rank_answers import check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
-from tests.engine.tiny_models import SPARSE, VOCAB_SIZE, WIDE, WITH_STATES, make_checkpoint, slow_but
+from tests.engine.tiny_models import SPARSE, VOCAB_SIZE, WIDE, WITH_STATES, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 

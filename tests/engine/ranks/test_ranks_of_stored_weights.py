@@ -7,11 +7,12 @@ import pytest
 from engine.weights.block_weight import BlockWeight
 from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
+from tests.crossed import slow_but
 from tests.engine.checkpoint.gguf_files import in_blocks, write_gguf
 from tests.engine.checkpoint.published_checkpoints import write_published
 from tests.engine.ranks.rank_answers import check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
-from tests.engine.tiny_models import WIDE, make_checkpoint, slow_but
+from tests.engine.tiny_models import WIDE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 

@@ -170,6 +170,7 @@ def test_a_prefix_is_complete_up_to_the_first_block_that_is_not() -> None:
     assert second.num_drafted_tokens == 4
 
 
+@pytest.mark.slow
 def test_a_model_that_is_always_wrong_is_hardly_asked() -> None:
     """Its passes are tried from time to time, with what it has to make up for."""
     engine = with_own_kv(errs=lambda: True, num_blocks=600)

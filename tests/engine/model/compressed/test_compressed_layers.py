@@ -161,6 +161,7 @@ def test_the_cache_has_raw_vectors_and_entries(tiny_model: Callable[..., LoadedM
     assert sum(part.nbytes for part in cache.block_bytes(0)) == cache.num_bytes // 8
 
 
+@pytest.mark.slow
 def test_a_token_of_deepseek_v4_flash_takes_what_the_documentation_tells(tmp_path: Path) -> None:
     from transformers import DeepseekV4Config
 

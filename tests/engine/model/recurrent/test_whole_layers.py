@@ -15,6 +15,7 @@ from engine.model.kernel_layer import KernelLayer
 from engine.runner.forward import TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
+from tests.crossed import crossed
 from tests.engine.further_configs import HYBRIDS
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.tiny_models import load_tiny, make_checkpoint
@@ -47,9 +48,9 @@ def unwrap(layers: Any) -> None:
         layers[index] = layer.layer
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"), crossed(NAMES, ("float32", "bfloat16"), ("none", "int8", "int4"))
+)
 def test_whole_layers_change_no_bit_of_logits_cache_and_states(
     name: str, dtype: str, quantization: str, tmp_path: Path
 ) -> None:
