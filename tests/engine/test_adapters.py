@@ -221,11 +221,9 @@ def resumed(case: Case, name: str, tokens: list[int]) -> list[Any]:
     return answer(run_to_end(engine)["mine"])
 
 
-CASES = (
-    *(("llama", "float32", "none"), ("llama", "bfloat16", "int4"), ("qwen3_5", "bfloat16", "none")),
-    (WIDE, "float32", "int8"),
-)
+CASES = (("llama", "bfloat16", "int4"), ("qwen3_5", "bfloat16", "none"))
 SLOW_CASES = (
+    *(("llama", "float32", "none"), (WIDE, "float32", "int8")),
     *(("llama", "bfloat16", bits) for bits in ("none", "int8")),
     *((name, "bfloat16", "none") for name in ("mixtral", "gemma3", "gpt2", WIDE)),
 )

@@ -382,6 +382,7 @@ def test_a_server_that_is_ended_while_it_starts_says_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_without_a_server_a_command_starts_its_own_and_ends_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "twostep", "run", "embedded", "A list is", "--raw", "--temperature", "0"]
     flags = ["--max-tokens", "4", "--packed-cache", "off"]

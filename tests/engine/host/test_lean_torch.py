@@ -43,6 +43,7 @@ def imported_by_engine(config: EngineConfig, capfd: pytest.CaptureFixture[str]) 
     return {line.rpartition("|")[2].strip() for line in capfd.readouterr().err.splitlines()}
 
 
+@pytest.mark.slow
 def test_an_engine_imports_less_of_torch_to_build_a_model_and_least_for_one_that_is_kept(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.model.kernel_forward import KernelForward
-from tests.crossed import crossed
+from tests.crossed import crossed, slow_but
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.golden_tokens import MAX_TOKENS, generated, prompts
 from tests.engine.ranks.rank_answers import answers, check_equal
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return cache(lambda architecture: make_checkpoint(architecture, directory))
 
 
-@pytest.mark.parametrize("architecture", EVERY_WAY)
+@pytest.mark.parametrize("architecture", slow_but(EVERY_WAY, "llama", "gpt_oss", "jamba"))
 def test_ranks_change_no_bit(architecture: str, checkpoint: Callable[[str], Path]) -> None:
     check_equal(checkpoint(architecture), (2, 4))
 
