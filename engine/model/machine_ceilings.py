@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.core.machine import Ceilings
 from engine.host.available_memory import available_bytes
-from engine.host.cpu_caches import largest_cache_bytes
+from engine.host.cpu_caches import all_caches_bytes, largest_cache_bytes
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels.cpu_features import has_native_bf16
 from engine.weights.packing_policy import packing_for
@@ -19,7 +19,7 @@ __all__ = ["matmul_dtype", "measure_again", "measure_ceilings"]
 
 _MIN_READ_BYTES = 1 << 16
 _MAX_READ_BYTES = 1 << 30  # more than caches hold
-_MIN_AGAIN_BYTES, _NUM_CACHES = 1 << 26, 8  # read beside a loaded model: so many times what the largest cache holds
+_NUM_CACHES = 8  # on a CPU, so many times what its largest caches hold is enough: more takes long to write
 _MEMORY_SHARE = 0.1  # of what is available, which that may take at most
 _MIN_MATRIX_SIZE = 256
 _MAX_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
@@ -93,10 +93,9 @@ def _measured_again(before: Ceilings, dtype: torch.dtype, weight_bytes: int, is_
     else:
         matmul_of = functools.partial(_quantized_matmul, dtype, name)
     flops_per_s = _flops_per_s(cpu, lambda size: _unless(is_wanted, matmul_of(size)))
-    num_bytes = min(_read_bytes(weight_bytes), max(_MIN_AGAIN_BYTES, _NUM_CACHES * largest_cache_bytes()))
-    if num_bytes > _MEMORY_SHARE * available_bytes(cpu):
+    if _read_bytes(cpu, weight_bytes) > _MEMORY_SHARE * available_bytes(cpu):
         return msgspec.structs.replace(before, flops_per_s=flops_per_s)
-    memory = _reading(cpu, num_bytes, is_wanted)
+    memory = _reading(cpu, weight_bytes, is_wanted)
     read_bytes_per_s = memory.nbytes / _best_seconds(_unless(is_wanted, memory.sum), cpu, _BUDGET_S / 2)
     return msgspec.structs.replace(
         before, flops_per_s=flops_per_s, read_bytes_per_s=read_bytes_per_s, is_in_doubt=False
@@ -113,7 +112,7 @@ def matmul_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
 def _reading(device: torch.device, weight_bytes: int, is_wanted: Callable[[], bool] = lambda: False) -> Tensor:
     """Returns memory to read, as large as the weights, if these are not much larger than caches."""
-    num_elements = _read_bytes(weight_bytes) // torch.float32.itemsize
+    num_elements = _read_bytes(device, weight_bytes) // torch.float32.itemsize
     memory = empty_in_huge_pages((num_elements,), torch.float32, device)  # packed weights use such pages, too
     for start in range(0, num_elements, _PIECE_ELEMENTS):
         _unless(is_wanted, functools.partial(memory[start : start + _PIECE_ELEMENTS].fill_, 1))()
@@ -125,8 +124,9 @@ def _read_speed(memory: Tensor, device: torch.device) -> float:
     return memory.nbytes / _best_seconds(memory.sum, device, _BUDGET_S / 2)
 
 
-def _read_bytes(weight_bytes: int) -> int:
-    return max(_MIN_READ_BYTES, min(weight_bytes, _MAX_READ_BYTES))
+def _read_bytes(device: torch.device, weight_bytes: int) -> int:
+    of_caches = _NUM_CACHES * all_caches_bytes() if device.type == "cpu" else 0
+    return max(_MIN_READ_BYTES, min(weight_bytes, of_caches or _MAX_READ_BYTES, _MAX_READ_BYTES))
 
 
 def _plain_matmul(device: torch.device, dtype: torch.dtype, size: int) -> Matmul:

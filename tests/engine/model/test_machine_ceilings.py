@@ -60,9 +60,14 @@ def test_beside_a_model_the_same_is_measured_with_less_memory_or_none(
 ) -> None:
     read: list[int] = []
     products: list[Any] = []
-    monkeypatch.setattr(machine_ceilings, "largest_cache_bytes", lambda: 64 << 20)
+
+    def reading(device: torch.device, weight_bytes: int, _: Any) -> Tensor:
+        read.append(machine_ceilings._read_bytes(device, weight_bytes))
+        return torch.empty(7)
+
+    monkeypatch.setattr(machine_ceilings, "all_caches_bytes", lambda: 64 << 20)
     monkeypatch.setattr(machine_ceilings, "available_bytes", lambda _: available)
-    monkeypatch.setattr(machine_ceilings, "_reading", lambda _, num, __: read.append(num) or torch.empty(7))
+    monkeypatch.setattr(machine_ceilings, "_reading", reading)
     monkeypatch.setattr(machine_ceilings, "_best_seconds", lambda *_: 4.0)
     monkeypatch.setattr(machine_ceilings, "_unless", lambda _, run: run)
     monkeypatch.setattr(machine_ceilings, "_plain_matmul", lambda *arguments: arguments)
@@ -76,7 +81,7 @@ def test_beside_a_model_the_same_is_measured_with_less_memory_or_none(
 
 def test_a_measurement_ends_at_any_moment_at_which_the_process_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_ceilings, "_BUDGET_S", 0.0)
-    monkeypatch.setattr(machine_ceilings, "largest_cache_bytes", lambda: 0)
+    monkeypatch.setattr(machine_ceilings, "all_caches_bytes", lambda: 0)
     monkeypatch.setattr(machine_ceilings, "_seconds", lambda run, _: run() is None or 1.0)
     ended = []
     before = Ceilings(1e30, 1e30)
@@ -88,10 +93,16 @@ def test_a_measurement_ends_at_any_moment_at_which_the_process_is_wanted(monkeyp
     assert sum(each is None for each in ended) >= 8  # three matrix products, two pieces written, two reads
 
 
-def test_a_model_reads_as_much_as_it_has() -> None:
-    assert machine_ceilings._read_bytes(1) == 1 << 16
-    assert machine_ceilings._read_bytes(10 << 20) == 10 << 20
-    assert machine_ceilings._read_bytes(1 << 40) == 1 << 30
+@pytest.mark.parametrize(
+    ("device", "cache_bytes", "most"),
+    [("cpu", 32 << 20, 256 << 20), ("cpu", 384 << 20, 1 << 30), ("cpu", 0, 1 << 30), ("cuda", 32 << 20, 1 << 30)],
+)
+def test_a_model_reads_as_much_as_it_has_up_to_more_than_caches_hold(
+    device: str, cache_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_ceilings, "all_caches_bytes", lambda: cache_bytes)
+    for weight_bytes, expected in ((1, 1 << 16), (10 << 20, 10 << 20), (1 << 40, most)):
+        assert machine_ceilings._read_bytes(torch.device(device), weight_bytes) == expected
 
 
 @pytest.mark.parametrize(
