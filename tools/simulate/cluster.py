@@ -102,8 +102,9 @@ class Cluster:
         for _ in range(settings.num_deaths):
             self._at(draw.uniform(0, settings.deaths_until_s), partial(self._kill, draw.random()))
 
-    def run(self) -> Results:
-        """Runs until every request has ended."""
+    def run(self, progress: Callable[[int], None] = lambda num_ended: None) -> Results:
+        """Runs until every request has ended. `progress` hears with each that ends how many have."""
+        self._progress = progress
         self._await_next_session()
         while self._live or self._homeless or self._num_due:
             self._now_s, *_, event = heapq.heappop(self._events)
@@ -248,6 +249,7 @@ class Cluster:
         tpot_s = (self._now_s - live.first_token_s) / max(len(output) - 1, 1)
         self.results.num_good += ttft_s <= self._settings.good_ttft_s and tpot_s <= self._settings.good_tpot_s
         self.results.num_wrong += output != session.answer(live.turn)
+        self._progress(self.results.num_requests)
         if (turn := live.turn + 1) < len(session.turns):
             self._at(self._now_s + session.turns[turn].pause_s, lambda: self._arrive(session, turn))
         else:

@@ -2,9 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-
-from tools.simulate.trace import Session
+from collections.abc import Callable
 
 PAUSE_S = 10.0
 
@@ -13,21 +11,27 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def telling(
-    sessions: Iterable[Session],
-    title: str,
-    num_requests: int,
-    say: Callable[[str], None] = _say,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Session]:
-    """Yields the sessions as they are asked for, and says every ten seconds of the clock which part of all requests
-    belongs to sessions that have begun."""
-    began_s = said_s = clock()
-    num_begun = 0
-    for session in sessions:
-        now_s = clock()
-        if now_s - said_s >= PAUSE_S:
-            said_s = now_s
-            say(f"{title}: {num_begun / num_requests:.1%} of {num_requests:,} requests after {now_s - began_s:.0f} s")
-        num_begun += len(session.turns)
-        yield session
+class Progress:
+    """Says every ten seconds of the clock which part of all requests has ended."""
+
+    def __init__(
+        self,
+        title: str,
+        num_requests: int,
+        say: Callable[[str], None] = _say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._title = title
+        self._num_requests = num_requests
+        self._say = say
+        self._clock = clock
+        self._began_s = self._said_s = clock()
+
+    def __call__(self, num_ended: int) -> None:
+        """Takes how many requests have ended so far."""
+        now_s = self._clock()
+        if now_s - self._said_s < PAUSE_S:
+            return
+        self._said_s = now_s
+        part, seconds = num_ended / self._num_requests, now_s - self._began_s
+        self._say(f"{self._title}: {part:.1%} of {self._num_requests:,} requests after {seconds:.0f} s")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from server.routing.policies import new_policy
 from tools.simulate.cluster import Cluster, ClusterSettings
-from tools.simulate.progress import telling
+from tools.simulate.progress import Progress
 from tools.simulate.results import Results
 from tools.simulate.trace import TraceSettings, sessions
 
@@ -25,8 +25,8 @@ def simulate(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: in
     policy, prefill_policy = (
         new_policy(name, seed=seed, max_digests=cluster.replica.num_blocks) for _ in ("decode", "prefill")
     )
-    told = telling(sessions(trace, seed), name, trace.num_requests)
-    return Cluster(cluster, policy, told, seed, prefill_policy).run()
+    progress = Progress(name, trace.num_requests)
+    return Cluster(cluster, policy, sessions(trace, seed), seed, prefill_policy).run(progress)
 
 
 def summary_of(name: str, trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Summary:
