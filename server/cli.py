@@ -17,6 +17,7 @@ from engine.core.errors import TwostepError
 from server.auth.api_keys import new_key
 from server.core.logs import configure_logging
 from server.core.version import VERSION
+from server.settings.other_servers import OUR_NAMES
 from server.settings.reading import flag_of, read_settings
 from server.settings.settings import Names, Settings
 
@@ -103,15 +104,17 @@ def parse_command(arguments: Sequence[str] | None = None) -> tuple[str, dict[str
         parser.exit(EXIT_ERROR)
     if unknown:
         parser.prog += f" {command}"
-        close = _nearest_flag(unknown[0].partition("=")[0])
+        close = _meant(unknown[0].partition("=")[0])
         parser.error(f"unrecognized argument {unknown[0]}" + (f" (did you mean {close}?)" if close else ""))
     return command, flags
 
 
-def _nearest_flag(given: str) -> str | None:
-    """Returns the flag that was probably meant. Dashes at the beginning, which all have, make none similar."""
+def _meant(given: str) -> str | None:
+    """Returns what was probably meant. Dashes at the beginning, which all have, make none similar."""
     if not given.startswith("-"):
         return None
+    if given in OUR_NAMES:
+        return OUR_NAMES[given]
     flags = [flag_of(name) for name in Settings.model_fields if name != "model"]
     close = get_close_matches(given.strip("-"), [flag.strip("-") for flag in flags], n=1)
     return f"--{close[0]}" if close else None

@@ -21,6 +21,8 @@ from server.auth.api_keys import new_key
 from server.banner import ready_banner, url_of
 from server.cli import main
 from server.serve import DrainingServer, serve
+from server.settings.other_servers import OUR_NAMES
+from server.settings.reading import flag_of
 from server.settings.settings import Settings
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
@@ -99,6 +101,12 @@ def test_without_a_command_it_says_how(capsys: pytest.CaptureFixture[str]) -> No
     assert exit_.value.code == 2 and "usage: twostep" in capsys.readouterr().err
 
 
+def test_flags_of_other_servers_lead_to_flags_that_there_are() -> None:
+    ours = {flag_of(name) for name in Settings.model_fields if name != "model"}
+    assert not ours & OUR_NAMES.keys()
+    assert set(OUR_NAMES.values()) <= ours | {"twostep serve MODEL"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -107,6 +115,9 @@ def test_without_a_command_it_says_how(capsys: pytest.CaptureFixture[str]) -> No
         (["serve", "--frobnicate"], ["--frobnicate; twostep serve --help"]),
         (["serve", "--wrong-flag"], ["--wrong-flag; twostep serve --help"]),
         (["serve", "--threads", "2"], ["did you mean --num-threads?"]),
+        (["serve", "--model", "m"], ["did you mean twostep serve MODEL?"]),
+        (["serve", "--ctx-size=4096"], ["did you mean --max-model-len?"]),
+        (["serve", "m", "-c", "4096"], ["did you mean --max-model-len?"]),
         (["serve", "--port"], ["--port"]),
         (["serve", "a", "b"], ["b"]),
         (["sing"], ["sing"]),
