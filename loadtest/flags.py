@@ -17,16 +17,32 @@ from loadtest.workload import WorkloadKind
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token of RFC 9110
 _DEFAULT_URL = "http://127.0.0.1:8000"
+_URL = "http://HOST:PORT without a flag"
+_OUR_NAMES = {
+    "--base-url": _URL,
+    "--url": _URL,
+    "--host": _URL,
+    "--port": _URL,
+    "--num-prompts": "--requests",
+    "--num-requests": "--requests",
+    "--request-rate": "--rate",
+    "--random-input-len": "--prompt-len",
+    "--random-output-len": "--output-len",
+}  # by the flags of other load tests, such as vLLM's
 
 
 class _Parser(argparse.ArgumentParser):
     """Reports errors in one line, with the flag that was probably meant."""
 
     def error(self, message: str) -> NoReturn:
-        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
-        close = get_close_matches(unknown.partition("=")[0], self._option_string_actions, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = self._hint(message.partition("unrecognized arguments: ")[2].partition(" ")[0].partition("=")[0])
         self.exit(2, f"{self.prog}: {message}{hint}; {self.prog} --help lists all flags\n")
+
+    def _hint(self, unknown: str) -> str:
+        if unknown in _OUR_NAMES:
+            return f" (did you mean {_OUR_NAMES[unknown]}?)"
+        close = get_close_matches(unknown, self._option_string_actions, n=1)
+        return f" (did you mean {close[0]}?)" if close else ""
 
 
 def flag_parser(program: str = PROGRAM) -> argparse.ArgumentParser:

@@ -159,6 +159,17 @@ def test_a_mistyped_flag_is_reported_with_the_one_that_was_meant(capsys: pytest.
         assert "did you mean --concurrency?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("--base-url", "http://HOST:PORT without a flag"), ("--num-prompts=9", "--requests")]
+)
+def test_a_flag_of_another_load_test_is_reported_with_ours(
+    flag: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        config(flag, "x")
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
 def test_the_load_generator_imports_neither_the_server_nor_the_engine() -> None:
     foreign = "{'server', 'engine', 'torch', 'transformers', 'fastapi', 'pydantic'}"
     code = f"import sys, loadtest.cli; found = {foreign} & set(sys.modules); print(*found); sys.exit(len(found))"
