@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
+from engine.checkpoint.adapters.settings import read_settings as read_adapter_settings
 from engine.checkpoint.hub import look_for_hub
 from engine.checkpoint.local import check_checkpoint, is_local
 from engine.checkpoint.pinning import pinned
@@ -114,6 +116,8 @@ def backend_opener(settings: Settings) -> BackendOpener:
     if config.draft_model is not None:
         check_checkpoint(config.draft_model, is_draft=True)
         check_weights(config.draft_model)
+    for adapter in config.adapters:
+        read_adapter_settings(Path(adapter.path))
     _check_revision(settings, config.model)
     read_template(settings)
     if is_local(config.model) or settings.generation_config != "auto":

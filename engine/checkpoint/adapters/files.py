@@ -48,8 +48,6 @@ class AdapterFiles(NamedTuple):
 def read_adapter(path: str, max_rank: int, max_bytes: int) -> AdapterFiles:
     """Reads the adapter in a directory, whose file may have `max_bytes`. Raises AdapterError."""
     folder = Path(path)
-    if not folder.is_dir():
-        raise AdapterError(f"{path} is no directory of an adapter: give one with adapter_config.json in it.")
     settings = read_settings(folder)
     pairs = _paired(folder, _read_tensors(folder, max_bytes))
     factors = {name: _checked(folder, name, pair, settings, max_rank) for name, pair in sorted(pairs.items())}

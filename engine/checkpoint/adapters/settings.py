@@ -93,6 +93,8 @@ class AdapterSettings(msgspec.Struct, frozen=True):
 
 def read_settings(folder: Path) -> AdapterSettings:
     """Reads the settings of the adapter in `folder`. Raises AdapterError."""
+    if not folder.is_dir():
+        raise AdapterError(f"{folder} is no directory of an adapter: give one with adapter_config.json in it.")
     content = _read_object(folder / _FILE)
     kind = content.get("peft_type")
     if kind != "LORA":

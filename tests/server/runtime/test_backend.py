@@ -10,7 +10,7 @@ import pytest
 import engine as engine_package
 from engine.client.observer import NullObserver
 from engine.core.config import EngineConfig, EngineInfo
-from engine.core.errors import ConfigError, ModelError
+from engine.core.errors import AdapterError, ConfigError, ModelError
 from server.runtime.backend import backend_opener
 from server.runtime.generation_defaults import GenerationDefaults
 from server.settings.settings import EMBEDDED_MODEL_DIR
@@ -56,6 +56,12 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(model: list[str]) -> No
     what = f"{model[0]} is on this machine" if model else "the embedded model"
     with pytest.raises(ConfigError, match=f"--revision names .* on the hub, and {what}"):
         backend_opener(read(*model, "--revision", "main"))
+
+
+def test_an_adapter_without_settings_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none", "is no directory of an adapter"), (tmp_path, "adapter_config.json")):
+        with pytest.raises(AdapterError, match=why):
+            backend_opener(read("--lora", f"sql={path}"))
 
 
 def fingerprint_of(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
