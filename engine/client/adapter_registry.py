@@ -24,6 +24,9 @@ class AdapterRegistry:
         self._loaded: dict[str, AdapterInfo] = {}
         self._turn = asyncio.Lock()  # one is loaded at a time
         self._answer: asyncio.Future[AdapterLoaded] | None = None
+        """The answer that who loads waits for; None while nobody does."""
+        self._unnamed: set[str] = set()
+        """Digests of adapters that lost a name meanwhile: what is being loaded may have the same content."""
 
     @property
     def loaded(self) -> Mapping[str, AdapterInfo]:
@@ -40,14 +43,22 @@ class AdapterRegistry:
                 raise AdapterError(f"The adapter {name!r} is loaded already: unload it first, or choose another name.")
             if not self._supervisor.is_up:
                 raise EngineUnavailableError("No engine is up that could load an adapter; try again later.")
-            self._answer = asyncio.get_running_loop().create_future()
-            self._supervisor.send(LoadAdapter(path))
-            answer = await self._answer
-            if answer.info is None:
-                raise AdapterError(answer.error)
-            self._loaded[name] = answer.info
-            self._remember()
-            return answer.info
+            try:
+                return await self._load_as(name, path)
+            finally:
+                self._answer = None
+                while self._unnamed:
+                    self._unload_unnamed(self._unnamed.pop())
+
+    async def _load_as(self, name: str, path: str) -> AdapterInfo:
+        self._answer = asyncio.get_running_loop().create_future()
+        self._supervisor.send(LoadAdapter(path))
+        answer = await self._answer
+        if answer.info is None:
+            raise AdapterError(answer.error)
+        self._loaded[name] = answer.info
+        self._remember()
+        return answer.info
 
     def unload(self, name: str) -> None:
         digest = self._loaded.pop(name).digest
@@ -79,8 +90,10 @@ class AdapterRegistry:
             self._unload_unnamed(info.digest)
 
     def _unload_unnamed(self, digest: str) -> None:
-        """Unloads the adapter of this digest, unless it has another name."""
-        if all(digest != each.digest for each in self._loaded.values()):
+        """Unloads the adapter of this digest, once none is being loaded, unless it has another name then."""
+        if self._answer is not None:
+            self._unnamed.add(digest)
+        elif all(digest != each.digest for each in self._loaded.values()):
             self._supervisor.send(UnloadAdapter(digest))
 
     def _remember(self) -> None:

@@ -104,6 +104,34 @@ async def test_unloading_tells_the_engine_unless_another_name_means_the_same() -
     assert supervisor.sent == [UnloadAdapter("same")] and supervisor.sources == () and not registry.loaded
 
 
+@pytest.mark.parametrize(
+    ("loaded", "unloaded"),
+    [
+        (AdapterLoaded("/b", info("/b", "same")), []),
+        (AdapterLoaded("/b", info("/b", "other")), [UnloadAdapter("same")]),
+        (AdapterLoaded("/b", error="it is damaged."), [UnloadAdapter("same")]),
+        (None, [UnloadAdapter("same")]),
+    ],
+    ids=["the same", "another", "none", "the engine dies"],
+)
+@in_a_loop
+async def test_what_loses_its_name_while_another_is_loaded_stays_if_it_is_the_same(
+    loaded: AdapterLoaded | None, unloaded: list[UnloadAdapter]
+) -> None:
+    registry = registry_of(supervisor := FakeSupervisor(a=info("/a", "same")))
+    loading = asyncio.create_task(registry.load("b", "/b"))
+    await asyncio.sleep(0.01)
+    registry.unload("a")
+    assert supervisor.sent == [LoadAdapter("/b")] and not registry.loaded
+    if loaded is None:
+        registry.engine_is_down()
+    else:
+        registry.on_answer(loaded)
+    await asyncio.gather(loading, return_exceptions=True)
+    assert supervisor.sent[1:] == unloaded
+    assert [*registry.loaded] == (["b"] if loaded is not None and loaded.info else [])
+
+
 @in_a_loop
 async def test_a_caller_that_leaves_changes_nothing() -> None:
     registry = registry_of(FakeSupervisor())
