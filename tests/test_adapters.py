@@ -14,6 +14,7 @@ from torch import nn
 from engine import embedded_model
 from tests.engine.tiny_adapters import make_adapter
 from tests.engine.tiny_models import load_reference
+from tests.soak.adapters import run
 from tests.soak.server import ServerProcess, eventually, running_server
 
 EMBEDDED = Path(next(iter(embedded_model.__path__)))
@@ -56,3 +57,10 @@ def test_adapters_are_served_by_name_and_outlive_the_engine(tmp_path: Path) -> N
         assert post(server, "load", lora_name="a", lora_path=str(a)).status_code == 200
         assert answer(server, "a") == answers["a"]
         assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_adapters_that_come_and_go_change_no_stream_and_keep_nothing(tmp_path: Path) -> None:
+    samples, problems = run(3, 0, tmp_path)
+    assert problems == []
+    assert len({each.num_fds for each in samples[1:]}) == 1
