@@ -1,4 +1,4 @@
-"""/v1/embeddings between the validated request and the response: one generation without tokens per input."""
+"""Embeddings between the validated request and the response: one generation without tokens per input."""
 
 import base64
 import math
@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from starlette.requests import Request
+
 from engine.client.interface import EngineClient
 from engine.core.errors import ContextLengthError, EngineFailedError, InvalidParameterError
 from engine.core.generation_request import GenerationRequest
@@ -14,11 +16,14 @@ from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
 from server.core.errors import BadRequestError
 from server.core.prompts import PromptCut, encode_prompts
+from server.core.request_record import record_of
 from server.core.timings import PhaseReport, TokenCounts
 from server.generation.entry import Arrival
 from server.generation.fan_out import generate_all
+from server.generation.whole_answer import reserve_memory
 from server.protocol.embeddings import EmbeddingRequest
 from server.runtime.backend import Backend
+from server.runtime.context import context_of
 
 # Inputs given to the engine at once, and their tokens: about one step's. A request of a thousand inputs must not fill
 # the admission queue, and no input may be refused because others of its request wait.
@@ -44,6 +49,21 @@ async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: 
         message = f"An input has {longest} tokens; the maximum context length is {max_model_len}."
         raise ContextLengthError(f"{message} Shorten it, or set truncate_prompt_tokens.", "input")
     return [arrival.generation(prompt.token_ids, _PARAMS) for prompt in prompts]
+
+
+async def outputs_of(asked: EmbeddingRequest, arrival: Arrival, request: Request) -> list[RequestOutput]:
+    """Returns the one output of each input. Memory is reserved for their vectors until the answer is written, and the
+    request's record tells of them. Raises as `plan_embeddings`, `reserve_memory` and `embed` do."""
+    backend = context_of(request).backend
+    generations = await arrival.within_deadline(plan_embeddings(asked, backend, arrival))
+    reserve_memory(request, answer_bytes(len(generations), backend.engine.info.hidden_size))
+    size, share = backend.admission_size, arrival.tenant.share
+    outputs = await embed(backend.engine, generations, size.max_live(share), size.max_tokens(share))
+    record = record_of(request.scope)
+    record.report = lambda: report(outputs)
+    for index, output in enumerate(outputs):
+        record.note_end(index, output)
+    return outputs
 
 
 def answer_bytes(num_inputs: int, hidden_size: int) -> int:
@@ -111,13 +131,14 @@ def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]
 
 def _vector(data: bytes, request: EmbeddingRequest) -> list[float] | str:
     """Returns the embedding in the requested format."""
-    return base64.b64encode(data).decode("ascii") if request.encoding_format == "base64" else _numbers(data)
+    return base64.b64encode(data).decode("ascii") if request.encoding_format == "base64" else numbers(data)
 
 
 def _check_finite(data: bytes) -> None:
-    if not math.isfinite(sum(_numbers(data))):  # finite numbers of four bytes have a finite sum
+    if not math.isfinite(sum(numbers(data))):  # finite numbers of four bytes have a finite sum
         raise EngineFailedError("An embedding is not finite.")
 
 
-def _numbers(data: bytes) -> list[float]:
+def numbers(data: bytes) -> list[float]:
+    """Returns the numbers of an output's embedding."""
     return list(struct.unpack(f"<{len(data) // 4}f", data))

@@ -9,6 +9,7 @@ from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.ollama import OllamaChatRequest, OllamaGenerateRequest
+from server.protocol.ollama_embeddings import EmbedRequest, OlderEmbedRequest
 from server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS, NEUTRAL, WITHOUT_EFFECT
 from server.protocol.request import RequestFields
 from server.protocol.responses import ResponsesRequest
@@ -21,6 +22,8 @@ _BODIES: dict[type[RequestFields], str] = {
     EmbeddingRequest: "/v1/embeddings",
     OllamaChatRequest: "/api/chat",
     OllamaGenerateRequest: "/api/generate",
+    EmbedRequest: "/api/embed",
+    OlderEmbedRequest: "/api/embeddings",
 }
 
 

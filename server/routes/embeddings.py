@@ -4,12 +4,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.core.request_record import record_of
 from server.core.timings import complete_headers
-from server.generation.embeddings import answer_bytes, embed, plan_embeddings, report
 from server.generation.embeddings import body as body_of
+from server.generation.embeddings import outputs_of
 from server.generation.entry import validate_request
-from server.generation.whole_answer import answer_of, reserve_memory
+from server.generation.whole_answer import answer_of
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from server.protocol.refusals import EMBEDDING_REFUSALS
 from server.routes.documented import error_responses
@@ -30,16 +29,6 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     Whether such vectors are good for search depends on the model: use one that was trained to embed.
     """
     arrival = validate_request(body, EMBEDDING_REFUSALS, request)
-    context = context_of(request)
-    backend = context.backend
-    generations = await arrival.within_deadline(plan_embeddings(body, backend, arrival))
-    reserve_memory(request, answer_bytes(len(generations), backend.engine.info.hidden_size))
-    size, share = backend.admission_size, arrival.tenant.share
-    outputs = await embed(backend.engine, generations, size.max_live(share), size.max_tokens(share))
-    record = record_of(request.scope)
-    record.report = lambda: report(outputs)
-    for index, output in enumerate(outputs):
-        record.note_end(index, output)
-    answer = body_of(body, arrival.model, outputs)
+    answer = body_of(body, arrival.model, await outputs_of(body, arrival, request))
     headers = complete_headers(answer["timings"])
-    return await answer_of(answer, headers, context.settings.stall_timeout, slice_size=1)
+    return await answer_of(answer, headers, context_of(request).settings.stall_timeout, slice_size=1)

@@ -36,6 +36,7 @@ from server.protocol.ollama import (
     OllamaVersion,
     ShowRequest,
 )
+from server.protocol.request import RequestFields
 from server.routes.documented import ollama_error_responses
 from server.routes.generation_route import GenerationRoute
 from server.routes.json_route import JsonRoute
@@ -64,7 +65,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     **ollama_error_responses(400, 401, 404, 408, 413, 415, 429, 500, 503),
 }
 
-RequestT = TypeVar("RequestT", bound=OllamaGeneration)
+RequestT = TypeVar("RequestT", bound=RequestFields)
 
 
 @router.post("/api/chat", response_model=OllamaChatAnswer, responses=_ANSWERS)
@@ -81,7 +82,7 @@ async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
 
 async def _answer(body: OllamaGeneration, request: Request, is_chat: bool, has_prompt: bool) -> Response:
     context, record = context_of(request), record_of(request.scope)
-    arrival = validate_request(_without_latest(body, context), OLLAMA_REFUSALS, request)
+    arrival = validate_request(without_latest(body, context), OLLAMA_REFUSALS, request)
     if not has_prompt:
         loaded = {"done": True, "done_reason": "load"}
         head = _head(arrival.model, context.backend.loaded_at)
@@ -117,7 +118,8 @@ async def _plan(
     return await plan_chat(chat, backend, arrival, shortens=body.truncate_prompt_tokens != -1)
 
 
-def _without_latest(body: RequestT, context: AppContext) -> RequestT:
+def without_latest(body: RequestT, context: AppContext) -> RequestT:
+    """Returns the request for the name that is served where it asks for that with the tag of clients."""
     return body.model_copy(update={"model": _served_name(body.model, context)})
 
 
@@ -168,22 +170,20 @@ async def version() -> OllamaVersion:
 
 
 _NO_STORE = "is not supported: this server has the one model that it was started with"
-_REFUSED: Mapping[str, tuple[str, str]] = {
-    "/api/embed": ("POST", "is not supported: ask /v1/embeddings"),
-    "/api/embeddings": ("POST", "is not supported: ask /v1/embeddings"),
-    "/api/pull": ("POST", _NO_STORE),
-    "/api/push": ("POST", _NO_STORE),
-    "/api/create": ("POST", _NO_STORE),
-    "/api/copy": ("POST", _NO_STORE),
-    "/api/delete": ("DELETE", _NO_STORE),
+_REFUSED: Mapping[str, str] = {
+    "/api/pull": "POST",
+    "/api/push": "POST",
+    "/api/create": "POST",
+    "/api/copy": "POST",
+    "/api/delete": "DELETE",
 }
 
 
 async def refuse(request: Request) -> Response:
     path = request.scope["route"].path
-    raise BadRequestError(f"{path} {_REFUSED[path][1]}.")
+    raise BadRequestError(f"{path} {_NO_STORE}.")
 
 
-for _path, (_method, _) in _REFUSED.items():
+for _path, _method in _REFUSED.items():
     about.add_api_route(_path, refuse, methods=[_method], include_in_schema=False)
 router.include_router(about)

@@ -32,6 +32,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "/v1/prefill": Operation("prefill"),
     "/api/chat": Operation("chat"),
     "/api/generate": Operation("text_completion"),
+    "/api/embed": Operation("embeddings"),
+    "/api/embeddings": Operation("embeddings"),
 }
 """The endpoints that are told of, by the paths of their routes."""
 

@@ -94,6 +94,7 @@ PLANNED: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": MESSAGES},
     "/api/generate": {"prompt": "Hi", "raw": True},
     "/v1/embeddings": {"input": "Hi"},
+    "/api/embed": {"input": "Hi"},
     "/tokenize": {"prompt": "Hi"},
 }
 

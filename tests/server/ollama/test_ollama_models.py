@@ -65,7 +65,7 @@ def test_the_version_is_that_of_the_api(server: LiveServer) -> None:
     assert server.client.get("/api/version").json()["version"].count(".") == 2
 
 
-@pytest.mark.parametrize("name", ["pull", "push", "create", "copy", "embed", "embeddings"])
+@pytest.mark.parametrize("name", ["pull", "push", "create", "copy"])
 def test_what_it_does_with_other_models_is_refused(server: LiveServer, name: str) -> None:
     refused = server.post_json(f"/api/{name}", {"model": "x"})
     assert refused.status_code == 400 and refused.json()["error"].startswith(f"/api/{name} is not supported: ")

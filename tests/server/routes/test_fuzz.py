@@ -100,7 +100,10 @@ CHAT_BODIES = st.fixed_dictionaries(
     }
     | {"some_field": ANYTHING},
 )
-TRANSLATED = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show")
+TRANSLATED = (
+    *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"),
+)
 FUZZ = fuzz(60)
 pytestmark = pytest.mark.fuzz
 

@@ -155,7 +155,8 @@ class TestOpenApi:
         assert schema["paths"].keys() == {
             *("/v1/chat/completions", "/v1/chat/completions/render", "/v1/responses"),
             *("/v1/messages", "/v1/messages/count_tokens"),
-            *("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version"),
+            *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+            *("/api/tags", "/api/ps", "/api/show", "/api/version"),
             *("/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}", "/tokenize", "/detokenize"),
             *("/v1/requests", "/v1/requests/{id}", "/v1/cache", "/reset_prefix_cache"),
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
