@@ -6,6 +6,7 @@ import pytest
 from loadtest.arguments import parse_config
 from loadtest.config import Config
 from loadtest.errors import UsageError
+from loadtest.flags import _OUR_NAMES, flag_parser
 from loadtest.stats import Targets
 from loadtest.workload import WorkloadKind
 
@@ -168,6 +169,12 @@ def test_a_flag_of_another_load_test_is_reported_with_ours(
     with pytest.raises(SystemExit):
         config(flag, "x")
     assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_flags_of_other_load_tests_lead_to_flags_that_there_are() -> None:
+    ours = {*flag_parser()._option_string_actions, "http://HOST:PORT without a flag"}
+    assert not ours & _OUR_NAMES.keys()
+    assert {*_OUR_NAMES.values()} <= ours
 
 
 def test_the_load_generator_imports_neither_the_server_nor_the_engine() -> None:
