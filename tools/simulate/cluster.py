@@ -96,15 +96,16 @@ class Cluster:
         self._homeless: list[Live] = []  # there was no replica for them
         self._num_started = 0
         self._num_due = 0  # turns of sessions so far that have not arrived
+        self._progress: Callable[[int], None] = lambda num_ended: None
         for number in range(settings.num_replicas):
             self._start_replica(is_prefill=number < settings.num_prefill)
         draw = random.Random(seed)
         for _ in range(settings.num_deaths):
             self._at(draw.uniform(0, settings.deaths_until_s), partial(self._kill, draw.random()))
 
-    def run(self, progress: Callable[[int], None] = lambda num_ended: None) -> Results:
+    def run(self, progress: Callable[[int], None] | None = None) -> Results:
         """Runs until every request has ended. `progress` hears with each that ends how many have."""
-        self._progress = progress
+        self._progress = progress or self._progress
         self._await_next_session()
         while self._live or self._homeless or self._num_due:
             self._now_s, *_, event = heapq.heappop(self._events)
