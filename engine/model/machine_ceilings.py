@@ -62,7 +62,7 @@ def measure_ceilings(
 def measure_again(
     before: Ceilings, dtype: torch.dtype, weight_bytes: int, is_wanted: Callable[[], bool]
 ) -> Ceilings | None:
-    """Measures the same as `before` on the CPU, beside a loaded model: with less memory, and none if it is short. Gives
+    """Measures the same as `before` on the CPU, beside a loaded model: without reading memory where it is short. Gives
     up, and returns None, within some milliseconds once the process `is_wanted` for something else."""
     try:
         return _measured_again(before, dtype, weight_bytes, is_wanted)

@@ -213,8 +213,9 @@ ALIKE = frozenset(
 )
 """Those whose parts are nearly all those of others, so that most tests of them are slow."""
 RARE = frozenset({*SPARSE_CONFIGS, *COMPRESSED_CONFIGS, *RELATIVE_CONFIGS, *STREAM_CONFIGS, *HEAD_CONFIGS})
-"""Those whose own parts few others have, and take long: what each format of weights adds to them is slow."""
+"""Those with parts that few others have and that take long: these parts have quick tests, and most others are slow."""
 QUICK = frozenset(ARCHITECTURES) - ALIKE - RARE
+"""Those of which a test of all architectures is quick."""
 WIDE = "wide"  # fills panels, pieces of K and groups of 256, and ends inside each of them
 _WIDE: dict[str, Any] = {
     "vocab_size": 3001,

@@ -50,7 +50,7 @@ def test_ceilings_are_work_over_time(run_s: float, matrix_size: int, monkeypatch
 
 @pytest.mark.parametrize(("available", "num_read", "read_speed"), [(10 << 30, 512 << 20, 7.0), (4 << 30, None, 1.0)])
 @pytest.mark.parametrize(("name", "is_quantized"), [("bfloat16", False), ("float32", False), ("int8", True)])
-def test_beside_a_model_the_same_is_measured_with_less_memory_or_none(
+def test_beside_a_model_the_same_is_measured_unless_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
     available: int,
     num_read: int | None,
