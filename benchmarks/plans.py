@@ -58,8 +58,13 @@ def row(model: str, found: Comparison) -> tuple[str, ...]:
     """Returns the cells of a comparison: what was predicted, what was measured, and the first over the second."""
     scales = (1.0, 1e3, 1.0)
     pairs = zip(found.predicted, found.measured, scales, strict=True)
-    cells = ((f"{scale * told:,.2f}", f"{scale * seen:,.2f}", f"{told / seen:.2f}") for told, seen, scale in pairs)
+    cells = ((f"{scale * told:,.2f}", f"{scale * seen:,.2f}", _ratio(told, seen)) for told, seen, scale in pairs)
     return (model, str(found.clients), *(cell for times in cells for cell in times))
+
+
+def _ratio(told: float, seen: float) -> str:
+    """Returns a dash where nothing was measured, as of gaps between tokens that all come at once."""
+    return f"{told / seen:.2f}" if seen else "-"
 
 
 def main(arguments: list[str] | None = None) -> int:
