@@ -25,6 +25,10 @@ constexpr int kVectors = 2, kTileRows = 6, kWideningRows = 4;
 constexpr int kPanel = kLanes * kVectors;  // columns of one panel
 constexpr int64_t kStep = 2, kStepElements = kStep * kPanel;  // of K, and of a panel
 
+// A weight of few columns is read in panels of one vector, else most of what is read would be padding.
+constexpr int64_t kNarrowColumns = kVectors / 2 * kLanes;
+inline bool is_narrow(int64_t n) { return n <= kNarrowColumns; }
+
 // Sums of one row wait for one another, so what has few bytes a number is read in panels of more columns.
 constexpr int kWideVectors = 4;
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -45,9 +49,9 @@ struct StepInMemory {
   }
 };
 
-// A step of pairs along K, as Float32 has it: a number is the lower or the upper half of a word, so it takes one
-// instruction. With kKeeps, it is stored, too.
-template <class Pairs, bool kKeeps>
+// A step of pairs along K, of so many vectors, as Floats have it: a number is the lower or the upper half of a word, so
+// it takes one instruction. With kKeeps, it is stored, too.
+template <class Pairs, int kVectors, bool kKeeps>
 struct WidenedStep {
   Pairs pairs;
   float* kept;
@@ -92,16 +96,18 @@ struct Floats {
 };
 
 using Float32 = Floats<kVectors, kTileRows>;
+using NarrowFloat32 = Floats<1, kTileRows>;
 using WideFloat32 = Floats<kWideVectors, kWideTileRows>;
 
 #if defined(__AVX512BF16__)
 constexpr bool kWidens = false;
 
-struct BFloat16 {
+template <int kVectorsOf>
+struct BFloat16s {
   using Element = twostep::BFloat16;
   using Weights = __m512bh;
   using Input = __m512bh;
-  static constexpr int kVectors = vector::kVectors, kTileRows = vector::kTileRows, kPanel = vector::kPanel;
+  static constexpr int kVectors = kVectorsOf, kTileRows = vector::kTileRows, kPanel = kLanes * kVectors;
   static constexpr int kPack = 2;
   static constexpr int kAtOnce = 2;  // vdpbf16ps sums pairs along K
 
@@ -121,13 +127,17 @@ struct BFloat16 {
 #else
 constexpr bool kWidens = true;
 
-// The packed format of bfloat16 that is multiplied as Float32: see WidenedPanels.
-struct BFloat16 {
+// The packed format of bfloat16 that is multiplied as Floats: see WidenedPanels.
+template <int kVectorsOf>
+struct BFloat16s {
   using Element = twostep::BFloat16;
-  static constexpr int kPanel = vector::kPanel, kTileRows = vector::kTileRows;
+  static constexpr int kVectors = kVectorsOf, kTileRows = vector::kTileRows, kPanel = kLanes * kVectors;
   static constexpr int kPack = 2;
 };
 #endif
+
+using BFloat16 = BFloat16s<kVectors>;
+using NarrowBFloat16 = BFloat16s<1>;
 
 inline void narrow_store(Vec values, float* out) { std::memcpy(out, &values, sizeof(values)); }
 

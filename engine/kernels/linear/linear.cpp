@@ -21,7 +21,7 @@ namespace {
 // Whether a matmul with n columns applies the gate to its sums; else gating is a step of its own.
 bool gates_itself(int64_t n) {
   constexpr int64_t kPair = 2 * kGateBlock;  // blocks of gate and up, which must lie in one panel
-  return vector::kPanel % kPair == 0 && n % kPair == 0;
+  return vector::kPanel % kPair == 0 && n % kPair == 0 && !vector::is_narrow(n);
 }
 
 void check_dtype(const Tensor& tensor) {
@@ -29,21 +29,23 @@ void check_dtype(const Tensor& tensor) {
                 "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
-// Columns of a panel and K of a step of a weight that is not coded.
-std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] Dtype dtype) {
+// Columns of a panel and K of a step of a weight with n columns that is not coded.
+std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] Dtype dtype, int64_t n) {
 #if defined(__AMX_BF16__)
   if (dtype == kBFloat16 && amx::is_granted()) return {amx::kPanel, amx::kStep};
 #endif
-  return {vector::kPanel, vector::kStep};
+  return {vector::is_narrow(n) ? vector::kLanes : vector::kPanel, vector::kStep};
 }
 
-void multiply_plain(Problems<float> problems) { vector::multiply<vector::Float32>(problems); }
+void multiply_plain(Problems<float> problems) {
+  vector::multiply<vector::Float32, vector::NarrowFloat32>(problems);
+}
 
 void multiply_plain(Problems<BFloat16> problems) {
 #if defined(__AMX_BF16__)
   if (amx::is_granted()) return amx::multiply(problems);
 #endif
-  vector::multiply<vector::BFloat16>(problems);
+  vector::multiply<vector::BFloat16, vector::NarrowBFloat16>(problems);
 }
 
 #if defined(__AVX2__)
@@ -68,7 +70,7 @@ bool fits(const Tensor& packed, Dtype dtype, int64_t n, int64_t k) {
 #if defined(__AVX2__)
   if (packed.scalar_type() == kByte) return dtype == kBFloat16 && is_coded(packed, n, k);
 #endif
-  const auto [panel, step] = panel_sizes(dtype);
+  const auto [panel, step] = panel_sizes(dtype, n);
   return packed.sizes() == IntArrayRef({divide_up(n, panel), divide_up(k, step), panel, step}) &&
          packed.is_contiguous() && packed.scalar_type() == dtype;
 }
@@ -102,7 +104,7 @@ Tensor pack_weight(const Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   check_dtype(weight);
   TWOSTEP_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
   const Tensor dense = weight.contiguous();
-  if (dense.scalar_type() == kFloat) return vector::pack<vector::Float32>(dense);
+  if (dense.scalar_type() == kFloat) return vector::pack<vector::Float32, vector::NarrowFloat32>(dense);
 #if defined(__AMX_BF16__)
   if (amx::is_granted()) {
     const std::optional<Tensor> coded = may_be_coded ? amx::pack_coded(dense) : std::nullopt;
@@ -110,10 +112,11 @@ Tensor pack_weight(const Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   }
 #endif
 #if defined(__AVX2__)
-  const std::optional<Tensor> coded = may_be_coded ? vector::pack_coded(dense) : std::nullopt;
+  const bool is_wide = !vector::is_narrow(dense.size(0));
+  const std::optional<Tensor> coded = may_be_coded && is_wide ? vector::pack_coded(dense) : std::nullopt;
   if (coded) return *coded;
 #endif
-  return vector::pack<vector::BFloat16>(dense);
+  return vector::pack<vector::BFloat16, vector::NarrowBFloat16>(dense);
 }
 
 Tensor grouped_linear(const Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {

@@ -101,9 +101,11 @@ struct CodedPanels {
 // keeps a piece's widened numbers for all others, since widening needs the ports that multiply.
 template <class Pairs>
 struct WidenedPanels {
-  using Format = Float32;
+  using Format = Floats<Pairs::Format::kVectors, kTileRows>;
+  using Kept = PlainPanels<Format>;
   static constexpr int64_t kStepBytes = Pairs::kStepBytes;
-  static constexpr int64_t kPieceSteps = (16 << 10) / PlainPanels<Float32>::kStepBytes;  // half of an L1 cache
+  static constexpr int64_t kPieceSteps = (16 << 10) / Kept::kStepBytes;  // half of an L1 cache
+  static constexpr int64_t kPieceElements = kPieceSteps * Kept::kStepElements;
   static constexpr int64_t kWholeSteps = 1, kFirstRows = kWideningRows;
 
   template <class PairSteps, bool kKeeps>
@@ -113,8 +115,8 @@ struct WidenedPanels {
 
     TWOSTEP_INLINE auto next() {
       float* kept = kept_;
-      if constexpr (kKeeps) kept_ += kStepElements;
-      return WidenedStep<decltype(pairs_.next()), kKeeps>{pairs_.next(), kept};
+      if constexpr (kKeeps) kept_ += Kept::kStepElements;
+      return WidenedStep<decltype(pairs_.next()), Format::kVectors, kKeeps>{pairs_.next(), kept};
     }
 
    private:
@@ -129,9 +131,7 @@ struct WidenedPanels {
   int64_t bytes_of(const Piece& piece) const { return pairs.bytes_of(piece); }
   auto only_pass(const Piece& piece) const { return steps<false>(pairs.only_pass(piece)); }
   auto first_pass(const Piece& piece) const { return steps<true>(pairs.first_pass(piece)); }
-  auto later_pass(const Piece& /*piece*/) const {
-    return PlainPanels<Float32>::Steps<false>(kept);
-  }
+  auto later_pass(const Piece& /*piece*/) const { return typename Kept::template Steps<false>(kept); }
 
  private:
   template <bool kKeeps, class PairSteps>
@@ -140,15 +140,15 @@ struct WidenedPanels {
   }
 };
 
-// Calls use(panel, numbers) for each panel of a weight [N, K], zero padded: [steps][kStep / pack][kPanel][pack].
+// Calls use(panel, numbers) for each panel of a weight [N, K], zero padded: [steps][kStep / pack][columns][pack].
 template <class Format, class Use>
 void for_each_panel(const Tensor& weight, const Use& use) {
   using Element = typename Format::Element;
-  constexpr int kPack = Format::kPack;
+  constexpr int kPack = Format::kPack, kPanel = Format::kPanel;
   const int64_t n = weight.size(0), k = weight.size(1), steps = divide_up(k, kStep);
   const Element* source = weight.const_data_ptr<Element>();
   run_tasks(divide_up(n, kPanel), false, [&](int64_t panel) {
-    std::vector<Element> numbers(steps * kStepElements, Element(0));
+    std::vector<Element> numbers(steps * kStep * kPanel, Element(0));
     for (int64_t column = 0; column < std::min<int64_t>(kPanel, n - panel * kPanel); ++column) {
       const Element* from = source + (panel * kPanel + column) * k;
       Element* to = numbers.data() + column * kPack;
@@ -158,17 +158,24 @@ void for_each_panel(const Tensor& weight, const Use& use) {
   });
 }
 
-// Packs a weight [N, K] -> [panels, steps, kPanel, kStep].
+// Packs a weight [N, K] -> [panels, steps, columns of one, kStep].
 template <class Format>
-Tensor pack(const Tensor& weight) {
+Tensor pack_format(const Tensor& weight) {
   using Element = typename Format::Element;
+  constexpr int64_t kPanel = Format::kPanel;
   const int64_t panels = divide_up(weight.size(0), kPanel), steps = divide_up(weight.size(1), kStep);
   Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.scalar_type());
   Element* target = packed.mutable_data_ptr<Element>();
   for_each_panel<Format>(weight, [&](int64_t panel, const std::vector<Element>& numbers) {
-    std::copy(numbers.begin(), numbers.end(), target + panel * steps * kStepElements);
+    std::copy(numbers.begin(), numbers.end(), target + panel * steps * kStep * kPanel);
   });
   return packed;
+}
+
+// Packs a weight in one format or the other, by how many columns it has.
+template <class Format, class Narrow>
+Tensor pack(const Tensor& weight) {
+  return is_narrow(weight.size(0)) ? pack_format<Narrow>(weight) : pack_format<Format>(weight);
 }
 
 #if defined(__AVX2__)

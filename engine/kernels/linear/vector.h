@@ -191,7 +191,7 @@ void multiply_by(Problems<Element> problems, const PanelsOf& panels_of) {
     using Panels = WidenedPanels<decltype(panels_of(problems.front()))>;
     multiply_panels(problems, [&](const auto& p) {
       static thread_local Scratch<float> scratch;
-      return Panels{panels_of(p), scratch.get(Panels::kPieceSteps * kStepElements)};
+      return Panels{panels_of(p), scratch.get(Panels::kPieceElements)};
     });
   } else {
     multiply_panels(problems, panels_of);
@@ -209,10 +209,16 @@ inline void multiply_blocks(Problems<float> problems) {
 
 // Multiplies by weights that `pack` made.
 template <class Format>
-void multiply(Problems<typename Format::Element> problems) {
+void multiply_format(Problems<typename Format::Element> problems) {
   multiply_by(problems, [](const auto& p) {
     return PlainPanels<Format>{static_cast<const typename Format::Element*>(p.packed), divide_up(p.k, kStep)};
   });
+}
+
+// Multiplies by weights that `pack` made in one format or the other, by how many columns they have.
+template <class Format, class Narrow>
+void multiply(Problems<typename Format::Element> problems) {
+  is_narrow(problems.front().n) ? multiply_format<Narrow>(problems) : multiply_format<Format>(problems);
 }
 
 #if defined(__AVX2__)

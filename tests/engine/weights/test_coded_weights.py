@@ -11,7 +11,7 @@ from engine.weights.packed_weight import KernelWeight
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
-SHAPES = [(1, 1), (32, 32), (33, 31), (64, 2), (70, 2100), (300, 520), (1000, 896), (130, 513)]  # N, K
+SHAPES = [(33, 1), (33, 31), (40, 32), (64, 2), (70, 2100), (300, 520), (1000, 896), (130, 513)]  # N, K
 ROWS = (1, 2, 5, 6, 7, 12, 13, 16, 17, 32, 33, 47, 64, 100, 192, 193, 257, 600)
 PER_EXCEPTION = 256  # numbers per exception, where a panel has as many as it may have
 PER_LISTED = 4  # numbers per listed one, where a weight has as many as it may have
@@ -98,6 +98,12 @@ def test_what_is_not_finite_stays_what_it_is() -> None:
     weight = torch.randn(128, 512).bfloat16()
     weight[3, 100], weight[40, 500], weight[63, 0] = float("inf"), float("nan"), -float("inf")
     assert_exact(weight)
+
+
+def test_numbers_of_few_columns_are_left_as_they_are() -> None:
+    """Panels of one vector, with less padding than one that is coded has, are read instead; AMX has one width only."""
+    for columns in (1, 8):
+        assert (KernelWeight(torch.randn(columns, 64).bfloat16()).packed.dtype == torch.uint8) == codes_exponents()
 
 
 def test_numbers_without_pattern_are_left_as_they_are() -> None:

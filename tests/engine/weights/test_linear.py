@@ -17,7 +17,7 @@ from tests.resident_memory import resident_bytes
 pytestmark = pytest.mark.usefixtures("two_threads")
 
 # Odd sizes reach every tail: of a panel, of a pair along K, of a tile, of a piece of K (1024).
-SHAPES = [(1, 1), (3, 17), (17, 3), (33, 64), (100, 130), (130, 100), (64, 1), (1, 100), (70, 2100)]  # N, K
+SHAPES = [(1, 1), (3, 17), (17, 3), (33, 64), (100, 130), (130, 100), (64, 1), (1, 100), (20, 2100), (70, 2100)]  # N, K
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-3}  # relative to the largest result
 
@@ -67,6 +67,24 @@ def test_a_row_of_a_large_batch_is_the_same_alone(pack: Pack, n: int, k: int, dt
     whole = packed.multiply(x, None)
     for start, end in [(0, 1), (95, 97), (511, 513), (37, 197), (0, 520), (1030, 1061), (1060, 1061)]:
         assert torch.equal(packed.multiply(x[start:end], None), whole[start:end]), (start, end)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_column_is_the_same_alone_and_among_others(dtype: torch.dtype) -> None:
+    """Weights of few columns lie in narrower panels than others."""
+    load_kernels() or pytest.skip("no kernels on this machine")
+    weight, bias, x = random_layer(150, 333, dtype, 40)
+    whole = KernelWeight(weight).multiply(x, bias)
+    for first, count in [(0, 1), (7, 8), (3, 16), (31, 17), (60, 32), (60, 33), (149, 1), (50, 100)]:
+        part = slice(first, first + count)
+        assert torch.equal(KernelWeight(weight[part]).multiply(x, bias[part]), whole[:, part]), (first, count)
+
+
+def test_a_weight_of_few_columns_has_little_padding() -> None:
+    kernels = load_kernels() or pytest.skip("no kernels on this machine")
+    columns = {"avx512_bf16": 16, "avx512": 16, "avx2": 8}.get(kernels.isa) or pytest.skip("panels of its own")
+    for dtype in (torch.float32, torch.bfloat16):
+        assert KernelWeight(torch.ones(8, 100).to(dtype)).packed.numel() == columns * 100
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -26,7 +26,8 @@ void print(const char* what, const std::vector<Element>& results) {
 // As linear/panels_vector.h lays weights out; beyond their columns are zeros.
 template <class Format, class Element>
 std::vector<Element> packed(const std::vector<Element>& weight, int64_t n, int64_t k) {
-  using vector::kPanel, vector::kStep;
+  using vector::kStep;
+  constexpr int64_t kPanel = Format::kPanel;
   const int64_t steps = divide_up(k, kStep), pack = Format::kPack;
   std::vector<Element> panels(divide_up(n, kPanel) * steps * kStep * kPanel, Element(0));
   for (int64_t column = 0; column < n; ++column)
@@ -38,15 +39,15 @@ std::vector<Element> packed(const std::vector<Element>& weight, int64_t n, int64
 }
 
 template <class Format>
-void multiply() {
+void multiply(int64_t n) {
   using Element = typename Format::Element;
-  constexpr int64_t n = 50, k = 333;
+  constexpr int64_t k = 333;
   const auto weight = packed<Format>(numbers.reals<Element>(n * k), n, k);
   const auto bias = numbers.reals<Element>(n), x = numbers.reals<Element>(21 * k);
   for (int64_t rows : {1, 2, 7, 21}) {
     std::vector<Element> out(rows * n);
     const Problem<Element> p{x.data(), bias.data(), out.data(), rows, k, n, Activation::kNone, weight.data()};
-    vector::multiply<Format>(p);
+    vector::multiply_format<Format>(p);
     print("linear", out);
   }
 }
@@ -95,7 +96,8 @@ void normalize_and_rotate() {
 }  // namespace
 
 int main() {
-  multiply<vector::Float32>(), multiply<vector::BFloat16>();
+  multiply<vector::Float32>(50), multiply<vector::BFloat16>(50);
+  multiply<vector::NarrowFloat32>(4), multiply<vector::NarrowBFloat16>(4);
   constexpr int64_t kAll = int64_t{1} << 40;
   attend<float, attention::FloatWords>(0, kAll), attend<float, attention::FloatWords>(20, 100);
   attend<BFloat16, attention::WidenedWords>(0, kAll);
