@@ -164,26 +164,32 @@ def offenders(paths: list[Path], forbidden: tuple[str, ...]) -> list[str]:
     ]
 
 
+@cache
+def definitions() -> list[tuple[Path, Definition]]:
+    """Every function and class of the program, with its file."""
+    files = source_files(*PACKAGES, "benchmarks")
+    nodes = ((path, node) for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    return [(path, node) for path, node in nodes if isinstance(node, Definition)]
+
+
 def longest(*kinds: type[Definition]) -> dict[str, int]:
     """`file:name` of every definition of the given kinds -> its lines, without the docstring."""
     lines: dict[str, int] = {}
-    for path in source_files(*PACKAGES, "benchmarks"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, kinds):
-                name = f"{name_of(path)}:{node.name}"
-                lines[name] = max(lines.get(name, 0), num_lines(node) - docstring_lines(node))
+    for path, node in definitions():
+        if isinstance(node, kinds):
+            name = f"{name_of(path)}:{node.name}"
+            lines[name] = max(lines.get(name, 0), num_lines(node) - docstring_lines(node))
     return lines
 
 
 def num_parameters() -> dict[str, int]:
     """`file:name` of every function -> its parameters, without `self`; those of Triton's kernels are left out."""
     counted: dict[str, int] = {}
-    for path in source_files(*PACKAGES, "benchmarks"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and path.parent.name != "cuda":
-                named = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-                name = f"{name_of(path)}:{node.name}"
-                counted[name] = max(counted.get(name, 0), len(named) - (named[:1] in (["self"], ["cls"])))
+    for path, node in definitions():
+        if not isinstance(node, ast.ClassDef) and path.parent.name != "cuda":
+            named = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            name = f"{name_of(path)}:{node.name}"
+            counted[name] = max(counted.get(name, 0), len(named) - (named[:1] in (["self"], ["cls"])))
     return counted
 
 

@@ -19,6 +19,7 @@ from engine.attention.kv_format import (
     undo_transform,
 )
 from engine.kernels import load_kernels
+from tests.crossed import crossed
 from tests.engine.attention.attention_cases import (
     BF16,
     OPTIONS,
@@ -142,12 +143,12 @@ def test_bytes_of_a_block() -> None:
 
 
 @quantized
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("shape", QUANTIZABLE.values(), ids=QUANTIZABLE)
+@pytest.mark.parametrize(("options_id", "shape_id"), crossed(OPTIONS, QUANTIZABLE))
 def test_it_is_softmax_attention_over_what_is_stored(
-    backend: AttentionBackend, shape: Shape, options: dict[str, Any], kv_dtype: torch.dtype
+    backend: AttentionBackend, shape_id: str, options_id: str, kv_dtype: torch.dtype
 ) -> None:
-    options = with_sinks(options, shape)
+    shape = QUANTIZABLE[shape_id]
+    options = with_sinks(OPTIONS[options_id], shape)
     sequences = sequences_for(backend, replace(shape, kv_dtype=kv_dtype))
     for sequence, result in zip(sequences, attend(backend, lay_out(sequences), **options), strict=True):
         expected = undo_transform(dense_attention(_as_stored(sequence), **options))

@@ -64,6 +64,7 @@ def test_the_same_weights_in_a_new_file_go_on(folder: Path) -> None:
     assert watcher.num_restarts == 1
 
 
+@pytest.mark.slow
 def test_other_weights_end_the_stream(folder: Path) -> None:
     with pytest.raises(EngineFailedError, match="not the one that was loaded first: another weights_fingerprint"):
         asyncio.run(generate(folder, flip_one_bit, Watcher()))
