@@ -25,8 +25,6 @@ def tool_fields(request: AnthropicConversation) -> dict[str, Any]:
     """Returns the chat request's fields. Raises BadRequestError where a tool must be called that is left out."""
     functions, choice = functions_of(request), request.tool_choice
     _check_choice(choice, left_out(request), bool(functions))
-    if request.tools and not functions:
-        return {}
     return given(
         tools=[{"type": "function", "function": function} for function in functions.values()],
         tool_choice=_choice(choice),
@@ -65,4 +63,4 @@ def _check_choice(choice: AnthropicToolChoice | None, absent: list[AnthropicTool
 def _choice(choice: AnthropicToolChoice | None) -> Any:
     if isinstance(choice, ToolByName):
         return {"type": "function", "function": {"name": choice.name}}
-    return None if choice is None else {"auto": None, "any": "required", "none": "none"}[choice.type]
+    return None if choice is None else {"auto": "auto", "any": "required", "none": "none"}[choice.type]

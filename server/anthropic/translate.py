@@ -22,7 +22,6 @@ def renaming_for(request: AnthropicConversation) -> ErrorRenaming:
         (r"tools\.(\d+)\.function", lambda found: f"tools.{places[int(found[1])]}"),
         (r"tool_choice\.function", "tool_choice"),
         (r"response_format\.json_schema|response_format", "output_config.format"),
-        ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
         ("thinking_token_budget", "thinking.budget_tokens"),
         ("max_completion_tokens", "max_tokens"),
         ("stop", "stop_sequences"),

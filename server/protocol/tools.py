@@ -118,17 +118,11 @@ class ToolParams(WireModel):
             names.add(tool.function.name)
         if len(json.dumps([tool.model_dump() for tool in self.tools])) > MAX_TOOLS_CHARS:
             raise wrong("tools", f"must not have more than {MAX_TOOLS_CHARS} characters together")
-        if not names:
-            self._check_unused()
+        if self.must_call and not names:
+            raise wrong("tool_choice", "is only allowed with tools")
         for place, name in self._chosen_names():
             if name not in names:
                 raise wrong(place, f"is {name!r}, which is none of tools")
-
-    def _check_unused(self) -> None:
-        if self.tool_choice not in (None, "none"):
-            raise wrong("tool_choice", "is only allowed with tools")
-        if "parallel_tool_calls" in self.model_fields_set:
-            raise wrong("parallel_tool_calls", "is only allowed with tools")
 
     def _chosen_names(self) -> list[tuple[str, str]]:
         match self.tool_choice:

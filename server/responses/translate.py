@@ -42,7 +42,7 @@ def to_chat(request: ResponsesRequest, offered: OfferedTools) -> ChatRequest:
         top_logprobs=request.num_logprobs,
         tools=[Tool(type="function", function=tool.function) for tool in offered.tools],
         tool_choice=_choice(request, offered),
-        parallel_tool_calls=request.parallel_tool_calls if offered.tools else None,
+        parallel_tool_calls=request.parallel_tool_calls,
         response_format=_format(request.text.format),
         thinking_token_budget=request.thinking_token_budget,
         reasoning_effort=request.reasoning.effort,

@@ -65,7 +65,6 @@ OTHER = {**RESULT, "tool_use_id": "2"}
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs must not contain 'messages'"),
         ({"messages": [{"role": "assistant", "content": 129 * [USE]}]}, "messages: tool_use blocks of a turn: List"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_choice.disable_parallel_tool_use"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),

@@ -34,7 +34,6 @@ for _ in range(70):
         ("tools.0.function.parameters", {"tools": [function(parameters=DEEP)]}),
         ("tools.0.function.parameters", {"tools": [function(parameters={"properties": {"\ud800": {}}})]}),
         ("tools.0.function.parameters", {"tools": [function(parameters={"enum": ["a", ["\0"]]})]}),
-        ("tool_choice", {"tool_choice": "auto"}),
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tool_choice": function(), "tools": []}),
         ("tool_choice", {"tool_choice": "any", "tools": TOOLS}),
@@ -53,7 +52,6 @@ for _ in range(70):
                 "tools": TOOLS,
             },
         ),
-        ("parallel_tool_calls", {"parallel_tool_calls": True}),
         ("parallel_tool_calls", {"parallel_tool_calls": 1, "tools": TOOLS}),
         ("functions", {"functions": [{"name": "f"}]}),
         ("function_call", {"function_call": "auto"}),
@@ -73,6 +71,15 @@ def test_arguments_in_the_history_must_be_a_string(server: LiveServer) -> None:
         assert error["param"] == "messages.0.tool_calls.0.function.arguments"
 
 
-@pytest.mark.parametrize("parameters", [{"tools": []}, {"tools": None}, {"tools": [], "tool_choice": "none"}])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"tools": []},
+        {"tools": None},
+        {"tools": [], "tool_choice": "none"},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False},
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+    ],
+)
 def test_no_tools_are_no_tools(server: LiveServer, parameters: dict[str, Any]) -> None:
     assert server.chat(**parameters).status_code == 200
