@@ -35,6 +35,7 @@ from engine.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 CACHE_SIZE = 16  # compiled grammars kept for later requests with the same grammar
+NEW_WAIT_S = 0.002  # most are compiled by then
 
 # Otherwise llguidance calls the tokenizer, in Python, for the canonical tokens of forced text; any spelling will do.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -97,7 +98,8 @@ class Grammars(Protocol):
 
     def take_ready(self, timeout_s: float) -> list[Request]:
         """Removes and returns the requests whose grammars are compiled, in order of arrival; waits up to `timeout_s`
-        for the first."""
+        for the first. The first call after a request was added waits a moment for it in any case: what is compiled now
+        waits for no other step."""
 
     def close(self) -> None: ...
 
@@ -150,6 +152,7 @@ class GrammarQueue:
         self._clock = clock
         self._thread = _thread_with_stack(_STACK_BYTES)
         self._pending: dict[str, tuple[Request, Future[Constraint]]] = {}
+        self._new = set[str]()  # those that no call of `take_ready` has waited for
         self._queue = FairQueue()  # the pending requests whose compilation has not started
         self._lock = threading.Lock()  # guards `_queue` and `_pending`, which both threads use
 
@@ -167,6 +170,7 @@ class GrammarQueue:
         with self._lock:
             self._pending[request.request_id] = (request, Future())
             self._queue.add(request)
+        self._new.add(request.request_id)
         self._thread.submit(self._compile_next)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -177,6 +181,9 @@ class GrammarQueue:
                     self._queue.remove(request)
 
     def take_ready(self, timeout_s: float) -> list[Request]:
+        new = [self._pending[request_id][1] for request_id in self._new & self._pending.keys()]
+        self._new.clear()
+        wait(new, NEW_WAIT_S)
         if not self._pending:
             return []
         wait([compiling for _, compiling in self._pending.values()], timeout_s, FIRST_COMPLETED)

@@ -241,6 +241,24 @@ def test_tenants_share_the_compiler_by_its_seconds() -> None:
     grammars.close()
 
 
+def test_a_new_grammar_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside requests that run, too: it waits for no other step. One that was aborted is not waited for."""
+    gate = Gate()
+    grammars = GrammarQueue(gate)
+    grammars.add(first := queued("0", [1], SamplingParams(grammar=DIGITS)))
+    assert grammars.take_ready(0.0) == []
+    monkeypatch.setattr("engine.grammar.compiler.NEW_WAIT_S", 1000.0)
+    assert grammars.take_ready(0.0) == []
+    grammars.add(queued("1", [1], SamplingParams(grammar=DIGITS)))
+    grammars.abort(["1"])
+    assert grammars.take_ready(0.0) == []
+    gate.is_open.set()
+    assert grammars.take_ready(20.0) == [first]
+    grammars.add(second := queued("2", [1], SamplingParams(grammar=DIGITS)))
+    assert grammars.take_ready(0.0) == [second]
+    grammars.close()
+
+
 def test_an_error_of_the_compiler_is_raised() -> None:
     def broken(grammar: str) -> Matcher:
         raise RuntimeError("broken")
