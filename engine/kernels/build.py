@@ -250,18 +250,20 @@ def _level_flags(level: IsaLevel) -> list[str]:
 def _torch_compile_flags() -> list[str]:
     """Torch's headers as system headers (no warnings from them). That of all its operators, which takes longer than
     most kernels, is an error: each operator has its own."""
-    from torch.utils.cpp_extension import include_paths
-
-    includes = [flag for path in include_paths() for flag in ("-isystem", path)]
     operators = ["-DAT_PER_OPERATOR_HEADERS", "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS"]
-    return [*includes, *operators]
+    return ["-isystem", f"{_torch_dir()}/include", *operators]
 
 
 def _torch_link_flags() -> list[str]:
     """Torch's libraries by name only, without a run path: the process that loads a kernel has loaded them already."""
-    from torch.utils.cpp_extension import library_paths
+    return [f"-L{_torch_dir()}/lib", "-lc10", "-ltorch_cpu"]
 
-    return [*(f"-L{path}" for path in library_paths()), "-lc10", "-ltorch_cpu"]
+
+def _torch_dir() -> Path:
+    """Returns torch's folder. What torch has for finding it needs setuptools, and warns where CUDA finds no GPU."""
+    import torch
+
+    return Path(torch.__file__).parent
 
 
 def _run(command: Sequence[str]) -> None:
