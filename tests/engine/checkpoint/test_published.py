@@ -135,6 +135,19 @@ def test_the_scheme_of_modelopt_may_lie_beside_the_configuration(is_quantized: b
         load_tiny(path)
 
 
+@pytest.mark.parametrize(
+    ("method", "name"), [("fp8 by tensor", "activation_scale"), ("modelopt with fp8", "input_scale")]
+)
+def test_scales_of_activations_round_nothing(method: str, name: str, tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path)
+    reference = ReferenceModel(write_published(path, method, {"activation_scheme": "static"}))
+    tensors = load_file(path / "model.safetensors")
+    tensors |= {each.replace("weight", name): torch.tensor(9.0) for each in tensors if each.endswith("k_proj.weight")}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    expected = [generated(reference, prompt) for prompt in prompts()]
+    assert generate(load_tiny(path, "auto"), 4, 7, caching=True, is_tight=True) == expected
+
+
 def test_scales_of_keys_and_values_round_nothing(tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path)
     reference = ReferenceModel(write_published(path, "modelopt"))
