@@ -31,6 +31,7 @@ LEAST = {
     "memory": ("--minutes", "0.02", "--concurrency", "2"),
     "plans": ("--prompt-tokens", "16", "--output-tokens", "4", "--rounds", "1"),
     "predictions": ("--model", str(EMBEDDED), "--max-tokens", "60", "--edits", "2", "--rounds", "1"),
+    "published_formats": ("awq", "GGUF Q4_0", "--windows", "1"),
     "quantization": ("--windows", "1"),
     "sampling": ("--rows", "2", "--vocab-size", "1000", "--repeats", "1"),
     "serving": ("--concurrency", "2"),
@@ -48,6 +49,7 @@ LONG = {
     "memory",
     "plans",
     "predictions",
+    "published_formats",
     "quantization",
     "serving",
 }
