@@ -28,7 +28,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _INT8_UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes has it
 _ACTIVATIONS = (
     *("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale", "output_zero_point"),
-    *("k_scale", "v_scale", "kv_scale"),
+    *("q_scale", "k_scale", "v_scale", "kv_scale"),
 )
 """Last parts of names of tensors that only those read who round activations, keys or values."""
 _TABLES = (".tid2eid",)

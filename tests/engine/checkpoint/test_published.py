@@ -152,7 +152,7 @@ def test_scales_of_keys_and_values_round_nothing(tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path)
     reference = ReferenceModel(write_published(path, "modelopt"))
     tensors = load_file(path / "model.safetensors")
-    scales = ("k_proj.k_scale", "v_proj.v_scale", "k_scale", "v_scale")
+    scales = ("k_proj.k_scale", "v_proj.v_scale", "q_scale", "k_scale", "v_scale")
     tensors |= {f"model.layers.0.self_attn.{name}": torch.tensor(0.5) for name in scales}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     expected = [generated(reference, prompt) for prompt in prompts()]
