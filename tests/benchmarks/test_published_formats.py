@@ -12,6 +12,7 @@ from benchmarks.formats.table import FORMATS
 from benchmarks.published_formats import Text, measure
 from benchmarks.quantization import MODEL, WINDOW, docstrings
 from engine.kernels import load_kernels
+from tests.crossed import slow_but
 
 HEADROOM = 2.0
 LARGEST_ERROR = 20.0
@@ -40,7 +41,14 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", FORMATS)
+QUICK = (
+    *("fp8, in blocks", "gptq, 4 bits, desc_act", "awq", "compressed-tensors W4A16", "modelopt NVFP4"),
+    *("quark MXFP4", "bitsandbytes NF4, nested", "GGUF Q4_K, Q5_0"),
+)
+"""One of each kind of scales and blocks."""
+
+
+@pytest.mark.parametrize("name", slow_but(FORMATS, *QUICK))
 def test_errors_are_those_of_arithmetic(name: str, small_model: Path, tmp_path: Path) -> None:
     tokens = torch.randint(199, (1, 60), generator=torch.Generator().manual_seed(1))
     result = measure(FORMATS[name], Text(small_model, tokens), tmp_path)
