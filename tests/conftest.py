@@ -18,13 +18,6 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Returns half as many more processes than cores, which tests that wait leave to others."""
-    del config
-    num_cores = len(os.sched_getaffinity(0))
-    return num_cores + num_cores // 2
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Has the garbage collector pass over what was imported to collect the tests, which is there until the end: looking
     at it again and again took a tenth of their time."""

@@ -42,7 +42,7 @@ def test_answers_do_not_depend_on_the_engines_deaths(tmp_path: Path) -> None:
             tokens = server.metrics()["twostep_generation_tokens_total"]
             assert becomes(server, "twostep_generation_tokens_total", lambda now, then=tokens: now > then + 60)
             kill_engine(server)
-            assert becomes(server, "twostep_engine_restarts_total", lambda now, n=num_restarts: now == n)
+            assert becomes(server, "twostep_engine_restarts_total", lambda now, n=num_restarts: now >= n)
         answers = [answer.result() for answer in disturbed]
         assert [answer["choices"] for answer in answers] == [answer["choices"] for answer in undisturbed]
         counts = [answer["usage"]["completion_tokens"] for answer in answers]

@@ -34,6 +34,7 @@ def test_a_reset_forgets_what_is_in_memory_and_in_files(tmp_path: Path) -> None:
         assert [num_cached(), num_cached()] == [0, 368]
 
 
+@pytest.mark.slow
 def test_a_client_sees_and_drops_what_is_cached_under_its_key(tmp_path: Path) -> None:
     with running_server("--kv-store", str(tmp_path)) as server:
 

@@ -176,6 +176,7 @@ def test_two_servers_are_measured_in_turns_and_compared(capsys: Capture) -> None
     assert "B/A" in run.out
 
 
+@pytest.mark.slow
 def test_a_comparison_alternates_and_has_confidence_intervals(capsys: Capture) -> None:
     order: list[str] = []
     fast, slow = FakeServer(), FakeServer(first_token_s=0.1)

@@ -143,6 +143,7 @@ def test_a_host_that_is_none_is_one_sentence() -> None:
     assert_refused(run("serve", "--host", "no.such.host.invalid", "--port", "0"), "--host", "no.such.host.invalid")
 
 
+@pytest.mark.slow
 def test_a_host_that_is_elsewhere_is_one_sentence() -> None:
     refused = run("serve", "--host", "192.0.2.1", "--port", "0")
     assert_refused(refused, "--host", "192.0.2.1")

@@ -49,6 +49,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_undamaged_checkpoint_starts_within_the_limits(
     checkpoint: Path, gguf_file: Path, ends_well: Callable[[object], bool]
 ) -> None:

@@ -103,6 +103,7 @@ def test_an_engine_that_works_is_healthy_however_long() -> None:
     asyncio.run(check())
 
 
+@pytest.mark.slow
 def test_a_pause_of_the_server_is_not_the_engines_silence() -> None:
     async def check() -> None:
         async with running(max_silence_s=0.5) as engine:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("soon")
         (fake.CRASH, "signal 11"),
         pytest.param(fake.EXIT, "exit code 5", marks=pytest.mark.slow),
         pytest.param(fake.RAISE, "a broken kernel", marks=pytest.mark.slow),
-        (fake.HANG, "silent for"),
+        pytest.param(fake.HANG, "silent for", marks=pytest.mark.slow),
         pytest.param(fake.STUMBLE, "signal 9", marks=pytest.mark.slow),
         pytest.param(fake.CHOKE, "exit code 9", marks=pytest.mark.slow),
     ],

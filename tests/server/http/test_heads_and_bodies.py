@@ -117,6 +117,7 @@ class TestHeads:
         after = server.client.get("/metrics").text.partition(counter)[2].partition("\n")[0]
         assert float(after) == float(before) + 1
 
+    @pytest.mark.slow
     def test_a_refused_client_that_stays_is_cut_off(self, impatient: LiveServer) -> None:
         num_others = num_connections(impatient)
         with closing(impatient.connect()) as connection:
@@ -147,6 +148,7 @@ class TestBodies:
         assert answer == b"" or status_and_code(answer) == (400, "invalid_request_error")
         server.wait_until_idle()
 
+    @pytest.mark.slow
     def test_the_rest_of_a_refused_one_is_not_read_forever(self, server: LiveServer) -> None:
         with closing(server.connect()) as connection:
             send(connection, POST + b"Content-Length: 99999999\r\n\r\n")
