@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from itertools import islice
 from typing import Any
 
@@ -85,8 +86,13 @@ def test_the_garbage_collector_looks_at_nothing_of_what_waits_for_a_reader() -> 
     num_before = len(gc.get_objects())
     for number in range(num_tokens):
         live.put(TimedUpdate(msgspec.msgpack.decode(encoded, type=RequestUpdate), 12.0 + number))
-    gc.collect()  # it leaves a tuple alone once it has seen that there are but numbers in it
-    assert len(gc.get_objects()) - num_before < 0.1 * num_tokens
+    for _ in range(50):
+        gc.collect()  # it leaves a tuple alone once it has seen that there are but numbers in it
+        num_more = len(gc.get_objects()) - num_before
+        if num_more < 0.1 * num_tokens:
+            return
+        time.sleep(0.01)  # another thread was collecting, beside which a call does nothing
+    pytest.fail(f"{num_more} objects more")
 
 
 def test_scores_of_a_prompt_are_unpacked_a_slice_at_a_time_as_they_are_read() -> None:
