@@ -2,7 +2,6 @@
 dies."""
 
 import json
-import os
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -187,11 +186,6 @@ def test_crowds_that_leave_at_any_moment_leave_nothing_behind(servers: Pair, one
         assert answer(servers.decode, prompt) == answer(one, prompt)
 
 
-def kill_engine(server: ServerProcess) -> None:
-    assert server.engine_pid is not None
-    os.kill(server.engine_pid, SIGKILL)
-
-
 @pytest.mark.slow
 def test_answers_are_whole_when_an_engine_or_the_prefill_server_dies(one: ServerProcess, tmp_path: Path) -> None:
     with pair(tmp_path) as servers:
@@ -205,10 +199,10 @@ def test_answers_are_whole_when_an_engine_or_the_prefill_server_dies(one: Server
             return thread
 
         thread = ask("prefill engine", 10)
-        kill_engine(servers.prefill)
+        servers.prefill.kill_engine()
         thread.join()
         thread = ask("decode engine", 11)
-        kill_engine(servers.decode)
+        servers.decode.kill_engine()
         thread.join()
         servers.assert_nothing_is_left()
         thread = ask("prefill server", 12)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import httpx
@@ -53,6 +53,12 @@ class ServerProcess:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             return [int(child) for child in children if _runs(child, "engine.ranks")]
         return []
+
+    def kill_engine(self) -> None:
+        """Kills the engine, and not the process that waits to be the next one."""
+        pid = self.engine_pid
+        assert pid is not None, "there is no engine"
+        os.kill(pid, SIGKILL)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
