@@ -107,8 +107,9 @@ class Sample:
 
 
 def sample(server: ServerProcess) -> Sample:
-    """Waits until the server is idle and takes a sample."""
+    """Waits until the server is idle and its spare engine process there, and takes a sample."""
     assert eventually(server.is_idle), "something still runs, waits or holds blocks"
+    assert eventually(lambda: len(server.engine_pids) == 2), "no other process waits for the engine's death"
     mib, engine_pid = 2**20, server.engine_pid
     assert engine_pid is not None, "there is no engine"
     return Sample(server.memory_bytes() / mib, resident_bytes(engine_pid) / mib, _lasting_fds(server))

@@ -34,13 +34,14 @@ class ServerProcess:
 
     @property
     def engine_pids(self) -> list[int]:
-        """The engine's process id; None while there is no engine process."""
+        """The process ids of the engine and then of the one that waits for its death, as far as they are there."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [int(child) for child in children if _runs(child, "engine.process")]
 
     @property
     def engine_pid(self) -> int | None:
+        """The engine's process id; None while there is no engine process."""
         return next(iter(self.engine_pids), None)
 
     @property
