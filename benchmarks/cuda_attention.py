@@ -9,11 +9,15 @@ import argparse
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from benchmarks.command import exit_with
+
+if TYPE_CHECKING:
+    from engine.kernels.cuda.attention_plan import Layer
 
 DECODE = ((1, 1000), (1, 8000), (8, 1000), (16, 8000), (64, 1000), (128, 1000))
 """Sequences, and the length of their contexts."""
@@ -31,22 +35,30 @@ def main(arguments: list[str] | None = None) -> int:
     """Prints speeds; returns 0. Does nothing where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_attention", description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="try other tiles and numbers of parts")
+    parser.add_argument("--kv-bits", type=int, choices=(16, 8, 4), default=16, help="bits of a number in the cache")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return 0
-    from engine.kernels.cuda.attention_plan import Layer, decode_tile, prefill_tile
+    from engine.kernels.cuda.attention_plan import decode_tile, prefill_tile
     from engine.kernels.cuda.decode_probe import is_decode_exact
 
-    layer = Layer(torch.device("cuda", torch.cuda.current_device()), DTYPE, HEADS, KV_HEADS, SIZE, SIZE)
+    layer = _layer(options.kv_bits)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     print(f"{decode_tile(layer)} has the bits of {prefill_tile(layer)}: {is_decode_exact(layer)}")
     for (num_seqs, length), is_prefill in [*((point, False) for point in DECODE), *(((1, n), True) for n in PREFILL)]:
-        attend = _Attention(num_seqs, length, is_prefill)
+        attend = _Attention(layer, num_seqs, length, is_prefill)
         print(f"{'prefill' if is_prefill else 'decode'} {num_seqs:4} x {length:5}: {attend.speed(None)}", flush=True)
         for cut in _cuts(attend) if options.sweep else ():
             print(f"    {cut[0]}, {cut[1]} parts: {attend.speed(cut)}", flush=True)
     return 0
+
+
+def _layer(kv_bits: int) -> "Layer":
+    from engine.kernels.cuda.attention_plan import Layer
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    return Layer(device, DTYPE, HEADS, KV_HEADS, SIZE, SIZE, kv_bits if kv_bits < 16 else 0)
 
 
 def _cuts(attend: "_Attention") -> Iterator[Cut]:
@@ -62,13 +74,15 @@ def _cuts(attend: "_Attention") -> Iterator[Cut]:
 class _Attention:
     """Attention of one step, over several caches in turn."""
 
-    def __init__(self, num_seqs: int, length: int, is_prefill: bool) -> None:
-        self.num_seqs, self.length, self.is_prefill = num_seqs, length, is_prefill
+    def __init__(self, layer: "Layer", num_seqs: int, length: int, is_prefill: bool) -> None:
+        from engine.kernels.cuda.decode_probe import random_rows
+
+        self._layer, self.num_seqs, self.length, self.is_prefill = layer, num_seqs, length, is_prefill
         num_blocks = -(-length // BLOCK_SIZE)
-        self._bytes = num_seqs * length * KV_HEADS * SIZE * 4
+        self._bytes = num_seqs * length * KV_HEADS * sum(layer.row_sizes) * layer.cache_dtype.itemsize
         count = max(1, min(64, CACHED_BYTES // self._bytes))
-        shape = num_seqs * num_blocks, KV_HEADS, BLOCK_SIZE, SIZE
-        self._caches = [[torch.randn(shape, dtype=DTYPE, device="cuda") for _ in range(2)] for _ in range(count)]
+        chance = torch.Generator(layer.device)
+        self._caches = [random_rows(layer, num_seqs * num_blocks, BLOCK_SIZE, chance) for _ in range(count)]
         order = torch.randperm(num_seqs * num_blocks, device="cuda")
         self._tables = order.view(num_seqs, num_blocks).int()
         num_tokens = length if is_prefill else num_seqs
@@ -92,13 +106,12 @@ class _Attention:
 
     def _run(self, cut: Cut | None) -> Callable[[Tensor, Tensor], Tensor]:
         from engine.kernels.cuda.attention import attend_paged
-        from engine.kernels.cuda.attention_plan import Layer, Plan, Tile, plan_for
+        from engine.kernels.cuda.attention_plan import Plan, Tile, plan_for
 
-        layer = Layer(self._query.device, DTYPE, HEADS, KV_HEADS, SIZE, SIZE)
         counts = len(self._query), self.num_seqs
-        chosen = plan_for(layer, *counts, self.length, True)
+        chosen = plan_for(self._layer, *counts, self.length, True)
         if cut is not None:
-            chosen = Plan.of(layer, Tile(*cut[0]), *counts, cut[1])
+            chosen = Plan.of(self._layer, Tile(*cut[0]), *counts, cut[1])
         where = self._tables, self._starts, self._lengths, self.length
         return lambda keys, values: attend_paged(self._query, keys, values, *where, chosen, SIZE**-0.5)
 

@@ -1,8 +1,9 @@
-"""Paged attention on CUDA devices, by kernels in Triton. No cache there is quantized."""
+"""Paged attention on CUDA devices, by kernels in Triton."""
 
 from torch import Tensor
 
 from engine.attention.kv_cache import LayerCache
+from engine.attention.kv_format import num_bits
 from engine.attention.metadata import AttentionMetadata, AttentionParams
 from engine.attention.reference import choose_slots
 from engine.kernels.cuda.attention import attend_paged, write_rows
@@ -15,7 +16,7 @@ __all__ = ["choose_slots", "paged_attention", "write_kv"]
 def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Stores each token's key and value in its slot of the cache; see `reference.write_kv`. Slots below 0 are left out,
     for tokens that only fill a batch up."""
-    write_rows(key, value, *cache, slot_mapping)
+    write_rows(key, value, *cache, slot_mapping, _layer(key, cache))
 
 
 def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams) -> Tensor:
@@ -23,10 +24,9 @@ def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadat
 
     A sequence whose context has no length only fills a batch up.
     """
-    num_tokens, num_heads, size = query.shape
-    layer = Layer(query.device, query.dtype, num_heads, cache.keys.shape[1], size, cache.values.shape[3])
+    layer = _layer(query, cache)
     num_seqs, longest = len(metadata.context_lens), metadata.max_context_len
-    plan = plan_for(layer, num_tokens, num_seqs, longest, is_decode_exact(layer))
+    plan = plan_for(layer, len(query), num_seqs, longest, is_decode_exact(layer))
     return attend_paged(
         query,
         *cache,
@@ -40,3 +40,10 @@ def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadat
         params.softcap,
         params.sinks,
     )
+
+
+def _layer(heads: Tensor, cache: LayerCache) -> Layer:
+    """Returns the layer with this cache whose queries or keys are `heads` [T, heads, size]."""
+    _, num_heads, size = heads.shape
+    shape = num_heads, cache.keys.shape[1], size, cache.head_size_v
+    return Layer(heads.device, heads.dtype, *shape, num_bits(cache.keys.dtype))

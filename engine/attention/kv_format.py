@@ -24,6 +24,7 @@ __all__ = [
     "MULTIPLE",
     "dequantize",
     "is_quantized",
+    "num_bits",
     "num_numbers",
     "quantize",
     "row_size",
@@ -48,6 +49,11 @@ _FARTHEST_LEVELS = {8: (-128.0, -127.0, -126.0, -125.0), 4: (-8.0, -7.5, -8.5, -
 def is_quantized(dtype: torch.dtype) -> bool:
     """Whether a cache of this type has levels and scales."""
     return dtype in _BITS
+
+
+def num_bits(dtype: torch.dtype) -> int:
+    """Returns how many bits a level has in a cache of this type; 0 if it has none."""
+    return _BITS.get(dtype, 0)
 
 
 def row_size(head_size: int, dtype: torch.dtype) -> int:

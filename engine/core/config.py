@@ -74,7 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether layers that see a window of the context give back the blocks before it, where that is possible: see
     `engine.runner.window_groups`."""
     kv_cache_dtype: str = "auto"
-    """Format of the KV cache: auto (that of activations), bfloat16, int8 or int4; fewer bits on the CPU only. See
+    """Format of the KV cache: auto (that of activations), bfloat16, int8 or int4. See
     `engine.attention.kv_format`."""
     kv_cache_bytes: int | None = None
     """Memory for the KV cache; None takes a share of what is free after loading."""
@@ -189,7 +189,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value, everywhere in (
             ("--gguf-activations", self.gguf_activations, ("float32",)),
             ("--draft-quantization", self.draft_quantization, ("none",)),
-            ("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16")),
             ("--kv-store", self.kv_store, (None,)),
         ):
             if value not in everywhere:

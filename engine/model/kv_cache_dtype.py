@@ -16,18 +16,12 @@ def kv_dtype_named(name: str, dtype: torch.dtype) -> torch.dtype:
     return dtype if name == "auto" else KV_DTYPES[name]
 
 
-def choose_kv_dtype(
-    name: str, dtype: torch.dtype, device: torch.device, architecture: str, layers: Sequence[LayerShape]
-) -> torch.dtype:
+def choose_kv_dtype(name: str, dtype: torch.dtype, architecture: str, layers: Sequence[LayerShape]) -> torch.dtype:
     """Returns the type that `--kv-cache-dtype name` asks for; `dtype` is the model's own.
 
     Raises ConfigError where attention of this model cannot read such a cache.
     """
     chosen = kv_dtype_named(name, dtype)
-    if chosen == dtype:
-        return chosen
-    if device.type != "cpu":
-        raise ConfigError(f"--kv-cache-dtype {name} runs on the CPU only; use --device cpu or leave it out.")
     sizes = {size for layer in layers for size in (layer.head_size, layer.head_size_v) if size % MULTIPLE}
     if is_quantized(chosen) and sizes:
         raise ConfigError(

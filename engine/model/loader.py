@@ -120,7 +120,7 @@ def _kv_dtype(
     config: EngineConfig, module: PreTrainedModel, calls: Sequence[AttentionCall], place: Placement
 ) -> torch.dtype:
     layers = _shapes_of(calls)
-    return choose_kv_dtype(config.kv_cache_dtype, place.dtype, place.device, type(module).__name__, layers)
+    return choose_kv_dtype(config.kv_cache_dtype, place.dtype, type(module).__name__, layers)
 
 
 def _pack_linears(config: EngineConfig, module: PreTrainedModel, place: Placement) -> int:

@@ -37,7 +37,7 @@ def inverse_transform(weight: Tensor, smallest: int = _SMALLEST_BLOCK) -> Tensor
 def undo(x: Tensor, smallest: int = _SMALLEST_BLOCK) -> Tensor:
     """Returns transformed rows x [T, K], K a multiple of `smallest`, to what they were, but for rounding."""
     blocks = [(_added_and_subtracted(block), block.shape[1]) for block in _blocks(x, smallest)]
-    return torch.cat([block * _signs(size) / size for block, size in blocks], dim=1)
+    return torch.cat([block * _signs(block) / size for block, size in blocks], dim=1)
 
 
 def _is_flipped(position: int) -> bool:
@@ -54,11 +54,12 @@ def _blocks(x: Tensor, smallest: int) -> list[Tensor]:
 
 
 def _transformed(block: Tensor) -> Tensor:  # [T, size]
-    return _added_and_subtracted(block * _signs(block.shape[1]))
+    return _added_and_subtracted(block * _signs(block))
 
 
-def _signs(size: int) -> Tensor:
-    return torch.tensor([-1.0 if _is_flipped(position) else 1.0 for position in range(size)])
+def _signs(block: Tensor) -> Tensor:
+    signs = [-1.0 if _is_flipped(position) else 1.0 for position in range(block.shape[1])]
+    return torch.tensor(signs, device=block.device)
 
 
 def _added_and_subtracted(block: Tensor) -> Tensor:  # [T, size]

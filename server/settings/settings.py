@@ -188,7 +188,7 @@ class Settings(BaseSettings):
     block_size: PositiveInt = setting("Engine", 16, "Tokens per KV block.")
     free_window_blocks: bool = setting("Engine", True, "Give back KV blocks that no window sees any more, if possible.")
     kv_cache_dtype: Literal["auto", "bfloat16", "int8", "int4"] = setting(
-        "Engine", "auto", "Number format of KV; auto: that of activations. 8 or 4 bits (CPU) hold longer contexts."
+        "Engine", "auto", "Number format of KV; auto: that of activations. 8 or 4 bits hold longer contexts."
     )
     kv_cache_memory_bytes: ByteSize | None = setting(
         "Engine",

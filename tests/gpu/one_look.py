@@ -40,6 +40,7 @@ STAGES = {
     "models": Stage("models", "run", 90),
     "decode": Stage("steps", "run_graphs", 120),
     "quantized": Stage("steps", "run_quantized", 180),
+    "kv": Stage("steps", "run_kv", 150),
     "eager": Stage("steps", "run_eager", 60),
     "profile": Stage("steps", "run_profile", 60),
     "server": Stage("serving", "run", 150),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.attention import AttentionBackend, LayerCache
+from engine.attention import AttentionBackend, LayerCache, reference
 from tests.engine.attention.paged_sequences import (
     Paged,
     Sequence,
@@ -89,12 +89,55 @@ def test_all_sizes_of_blocks(backend: AttentionBackend, device: torch.device, bl
     check(backend, device, Shape(dtype=BF16), block_size=block_size, sliding_window=300)
 
 
+ROUNDED = (
+    Shape(4, 2, 64, 64, BF16, torch.int8),
+    Shape(4, 2, 64, 64, torch.float32, torch.uint8),
+    *(
+        pytest.param(shape, marks=pytest.mark.slow)
+        for shape in (
+            Shape(4, 2, 16, 128, BF16, torch.int8),
+            Shape(4, 2, 80, 48, torch.float16, torch.uint8),
+            Shape(2, 2, 192, 112, BF16, torch.int8),
+            Shape(2, 2, 256, 96, BF16, torch.uint8),
+        )
+    ),
+)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which the interpreter computes with
+@pytest.mark.parametrize("shape", ROUNDED, ids=str)
+def test_rounded_keys_and_values_have_the_bytes_of_the_reference(
+    backend: AttentionBackend, device: torch.device, shape: Shape
+) -> None:
+    paged = lay_out([make_sequence(shape, 33, 33)], device=str(device))
+    keys, values = paged.token_keys.clone(), paged.token_values.clone()
+    keys[3], keys[4, 0, 5], keys[5, 0, 7], keys[6], keys[7] = 0, torch.inf, torch.nan, keys[6] * 1e-4, keys[7] * 1e4
+    values[:, :, 3] = 100
+    expected, slots = LayerCache(*(tensor.cpu().clone() for tensor in paged.cache)), paged.metadata.slot_mapping.roll(1)
+    reference.write_kv(keys.cpu(), values.cpu(), expected, slots.cpu())
+    backend.write_kv(keys, values, paged.cache, slots)
+    assert torch.equal(paged.cache.keys.cpu(), expected.keys) and torch.equal(paged.cache.values.cpu(), expected.values)
+
+
+@pytest.mark.parametrize("shape", ROUNDED, ids=str)
+def test_attention_over_rounded_keys_and_values_is_that_of_the_reference(
+    backend: AttentionBackend, device: torch.device, shape: Shape
+) -> None:
+    sequences = [make_sequence(shape, *lengths) for lengths in ((1, 1), (5, 70), (1, 300))]
+    bound = max(2e-4, BOUNDS[shape.dtype])  # the reference rounds queries to 16 bits, too
+    for options in ({}, {"sliding_window": 37}):
+        expected = [attend(reference, lay_out([each]), **options)[0] for each in sequences]
+        for result, exact in zip(run(backend, device, sequences, **options), expected, strict=True):
+            torch.testing.assert_close(result, exact, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8, torch.uint8])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 37}, {"sinks": torch.linspace(-1, 2, 14)}])
 @pytest.mark.slow
 def test_a_sequence_is_the_same_alone_in_a_batch_and_in_chunks(
-    backend: AttentionBackend, device: torch.device, options: dict[str, Any]
+    backend: AttentionBackend, device: torch.device, options: dict[str, Any], kv_dtype: torch.dtype | None
 ) -> None:
-    shape = Shape(14, 2, 64, 64, BF16)
+    shape = Shape(14, 2, 64, 64, BF16, kv_dtype)
     sequences = [make_sequence(shape, *lengths) for lengths in (*LENGTHS, (40, 600))]
     together = run(backend, device, sequences, **options)
     for sequence, result in zip(sequences, together, strict=True):
@@ -113,16 +156,23 @@ def test_a_sequence_is_the_same_alone_in_a_batch_and_in_chunks(
     num_parts=st.integers(2, 6),
     kv_heads=st.sampled_from([1, 2, 4]),
     rows=st.sampled_from([16, 32]),
+    bits=st.sampled_from([0, 8, 4]),
 )
 @pytest.mark.slow
 def test_no_plan_changes_a_bit(
-    lengths: list[tuple[int, int]], window: int | None, num_parts: int, kv_heads: int, rows: int, device: torch.device
+    lengths: list[tuple[int, int]],
+    window: int | None,
+    num_parts: int,
+    kv_heads: int,
+    rows: int,
+    bits: int,
+    device: torch.device,
 ) -> None:
     from engine.kernels.cuda.attention_plan import Layer, Plan, prefill_tile
 
-    shape = Shape(4, kv_heads, 16, 16, BF16)
+    shape = Shape(4, kv_heads, 16, 16, BF16, {8: torch.int8, 4: torch.uint8}.get(bits))
     paged = lay_out([make_sequence(shape, new, new + old) for new, old in lengths], device=str(device))
-    layer = Layer(device, BF16, 4, kv_heads, 16, 16)
+    layer = Layer(device, BF16, 4, kv_heads, 16, 16, bits)
     tile, counts = prefill_tile(layer), (len(paged.query), len(lengths))
     plans = [Plan.of(layer, tile, *counts, 1), Plan.of(layer, tile._replace(rows=rows), *counts, num_parts)]
     one, other = (attend_with(paged, window, plan) for plan in plans)
@@ -144,7 +194,8 @@ def test_tiles_of_decode_have_the_bits_of_prefill(device: torch.device) -> None:
     from engine.kernels.cuda.attention_plan import Layer, decode_tile, prefill_tile
     from engine.kernels.cuda.decode_probe import _attend_random, is_decode_exact
 
-    for layer in (Layer(device, BF16, 8, 2, 128, 128), Layer(device, torch.float16, 7, 1, 64, 64)):
+    layers = Layer(device, BF16, 8, 2, 128, 128), Layer(device, torch.float16, 7, 1, 64, 64)
+    for layer in (*layers, layers[0]._replace(kv_bits=8), layers[1]._replace(kv_bits=4)):
         assert decode_tile(layer).rows == 16 < prefill_tile(layer).rows
         assert torch.equal(*(_attend_random(layer, tile(layer)) for tile in (decode_tile, prefill_tile)))
         assert is_decode_exact(layer)
@@ -198,6 +249,8 @@ def test_it_is_compiled_for_every_gpu(capability: int) -> None:
 
 
 def _is_light(usage: Usage) -> bool:
-    """Whether the kernel is one of decode in 16 bits, or no attention at all."""
+    """Whether the kernel is one of decode in 16 bits, or no attention at all. Rows of 4 bits that end in half a group
+    are no common ones."""
     rows = int(usage.constants.get("HEADS", 1)) * int(usage.constants.get("TOKENS", 1))
-    return rows <= 16 and usage.types[0] != "*fp32"
+    ends_in_half = usage.constants.get("KV_BITS") == "4" and int(usage.constants.get("SIZE", 0)) % 32 > 0
+    return rows <= 16 and usage.types[0] != "*fp32" and not ends_in_half

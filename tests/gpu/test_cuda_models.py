@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention import reference
 from engine.core.config import EngineConfig
 from engine.core.kv_groups import ONE_GROUP
 from engine.model.forward_choice import choose_forward
@@ -81,3 +82,17 @@ def test_greedy_tokens_equal_hugging_face(
     tokens = generate(load(path), block_size, chunk, caching=chunk < 512, is_tight=False)
     assert tokens == [generated(reference, prompt) for prompt in prompts()]
     assert all("CUDA graphs" in forward.name for forward in recorded)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+@pytest.mark.slow
+def test_greedy_tokens_over_rounded_kv_are_those_of_the_plain_attention(
+    kv_dtype: str, recorded: list[Forward], triton_device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tiny_models.make_checkpoint(tiny_models.WIDE, tmp_path))
+    config = EngineConfig(model=path, device=triton_device.type, dtype="float32", kv_cache_dtype=kv_dtype)
+    tokens = generate(load_model(config), 16, 512, caching=True, is_tight=False)
+    monkeypatch.setattr(tiny_models, "select_backend", lambda *_: reference)
+    monkeypatch.setattr(tiny_models, "choose_forward", choose_forward)
+    assert tokens == generate(load_model(config), 16, 512, caching=True, is_tight=False)
+    assert recorded

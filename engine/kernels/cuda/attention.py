@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.cuda.attention_plan import SPLIT, Plan
+from engine.kernels.cuda.attention_plan import SPLIT, Layer, Plan
+from engine.kernels.cuda.hadamard import inverse_transformed, undone
+from engine.kernels.cuda.kv_rows import load_numbers, store_numbers
 
 __all__ = ["attend_paged", "write_rows"]
 
@@ -40,14 +42,15 @@ def attend_paged(
 ) -> Tensor:
     """Causal attention of each query token over the cached context of its sequence.
 
-    query: [T, heads, size]; keys: [blocks, kv heads, block size, size]; values the same with a size of their own;
-    block_tables: [S, max blocks]; starts: [S + 1], where each sequence's tokens begin; context_lens: [S], 0 for one
-    that only fills the batch up; sinks: [heads]. A token sees `window` positions, its own included. Returns
+    query: [T, heads, size]; keys: [blocks, kv heads, block size, size], or for a plan that knows of few bits, size of a
+    row (`engine.kernels.cuda.kv_rows`); values the same with a size of their own; block_tables: [S, max blocks];
+    starts: [S + 1], where each sequence's tokens begin; context_lens: [S], 0 for one that only fills the batch up;
+    sinks: [heads]. A token sees `window` positions, its own included. Returns
     [T, heads, size of a value] in the type of `query`.
     """
     num_tokens, num_heads, _ = query.shape
     num_seqs, max_splits = len(context_lens), triton.cdiv(max_context_len, SPLIT)
-    output = query.new_empty(num_tokens, num_heads, values.shape[3])
+    output = query.new_empty(num_tokens, num_heads, plan.constants["SIZE_V"])
     partial = _Partial.empty(output, max_splits if plan.num_parts > 1 else 0)
     params = (0 if window is None else window, scaling, 0.0 if softcap is None else softcap, max_splits)
     kinds = {"HAS_WINDOW": window is not None, "HAS_SINKS": sinks is not None, "enable_fp_fusion": False}
@@ -57,7 +60,7 @@ def attend_paged(
         BLOCK=keys.shape[2], SPLIT=SPLIT, HAS_SOFTCAP=softcap is not None, **kinds, **plan.constants,
     )  # fmt: skip
     if plan.num_parts > 1:
-        size = {"SIZE_V": values.shape[3], "SIZE_V_PADDED": plan.constants["SIZE_V_PADDED"]}
+        size = {name: plan.constants[name] for name in ("SIZE_V", "SIZE_V_PADDED", "KV_BITS")}
         _merge_kernel[(num_tokens, num_heads)](
             sinks, starts, context_lens, output, *partial, num_seqs, num_tokens, max_splits, params[0],
             SPLIT=SPLIT, num_warps=1, **size, **kinds,
@@ -123,12 +126,18 @@ def _merged(top, total, weighted, top_more, total_more, weighted_more):
 
 
 @triton.jit
-def _result(top, total, weighted, sinks, head, mask, HAS_SINKS: tl.constexpr):
+def _result(
+    top, total, weighted, sinks, head, mask, SIZE_V: tl.constexpr, SIZE_V_PADDED: tl.constexpr,
+    KV_BITS: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
     """Returns the weighted mean of the values; no result is -0."""
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=mask, other=0.0).to(tl.float32) * _LOG2_E
         top, total, weighted = _merged(top, total, weighted, sink, tl.full(sink.shape, 1.0, tl.float32), weighted * 0.0)
-    return weighted / tl.where(total == 0.0, 1.0, total)[:, None] + 0.0
+    mean = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
+    if KV_BITS:
+        mean = undone(mean, SIZE_V, SIZE_V_PADDED)
+    return mean + 0.0
 
 
 @triton.jit
@@ -150,10 +159,10 @@ def _sums_of_split(
     q, position, keys, values, block_table, first, last, context_len, scaling, softcap, window,
     key_block, key_slot, value_block, value_slot,
     BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, SIZE_V: tl.constexpr,
-    SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, KV_BITS: tl.constexpr,
+    ALIGNED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Returns each row's largest score, its sum of weights and of weighted values, of the keys [first, last)."""
-    size = tl.arange(0, SIZE_PADDED)
     top, _, weighted = _nothing(q.shape[0], SIZE_V_PADDED)
     ones, totals = tl.full((TILE, _ONES), 1.0, tl.float32).to(q.dtype), tl.zeros((q.shape[0], _ONES), tl.float32)
     for at in range(first, last, TILE):
@@ -161,14 +170,17 @@ def _sums_of_split(
         exists = key_position < context_len
         block = tl.load(block_table + key_position // BLOCK, mask=exists, other=0).to(tl.int64)
         k_at = keys + block * key_block + key_position % BLOCK * key_slot
-        k = tl.load(k_at[None, :] + size[:, None], mask=exists[None, :] & (size[:, None] < SIZE), other=0.0)
+        k = _load_keys(k_at, exists, SIZE, SIZE_PADDED, KV_BITS, ALIGNED)
         scores = _scores(q, k.to(q.dtype), key_position, position, scaling, softcap, window, HAS_WINDOW, HAS_SOFTCAP)
         top_next = tl.maximum(top, tl.max(scores, 1))
         finite = tl.where(top_next == -_INFINITY, 0.0, top_next)
         weights = tl.exp2(scores - finite[:, None]).to(q.dtype)
         scale = tl.exp2(top - finite)
         v_at = values + block * value_block + key_position % BLOCK * value_slot
-        v = _load_rows(v_at, exists, SIZE_V, SIZE_V_PADDED)
+        if KV_BITS:
+            v = load_numbers(v_at, exists, SIZE_V, SIZE_V_PADDED, KV_BITS, ALIGNED)
+        else:
+            v = _load_rows(v_at, exists, SIZE_V, SIZE_V_PADDED)
         totals = tl.dot(weights, ones, totals * scale[:, None], input_precision="ieee")
         weighted = tl.dot(weights, v.to(q.dtype), weighted * scale[:, None], input_precision="ieee")
         top = top_next
@@ -182,7 +194,8 @@ def _attend_kernel(
     query_token, query_head, key_block, key_head, key_slot, value_block, value_head, value_slot, table_row,
     SPLIT: tl.constexpr, HAS_SINKS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, SIZE_V: tl.constexpr,
-    SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, KV_BITS: tl.constexpr,
+    ALIGNED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Attends one tile of query rows, tokens and heads, over every `num_programs(2)`-th split of its context."""
     ROWS: tl.constexpr = HEADS * TOKENS
@@ -193,7 +206,7 @@ def _attend_kernel(
     in_group = tl.program_id(1) % tl.cdiv(GROUP, HEADS) * HEADS + tl.arange(0, ROWS) % HEADS
     head = kv_head * GROUP + in_group
     is_row = (token < seq_end) & (in_group < GROUP)
-    q = _load_rows(query + token.to(tl.int64) * query_token + head * query_head, is_row, SIZE, SIZE_PADDED)
+    q = _load_queries(query + token.to(tl.int64) * query_token + head * query_head, is_row, SIZE, SIZE_PADDED, KV_BITS)
     first_position = context_len - seq_end + first_token
     end = tl.where(first_token < seq_end, tl.minimum(context_len, first_position + TOKENS), 0)
     begin = tl.maximum(first_position - window + 1, 0) if HAS_WINDOW else 0
@@ -203,19 +216,33 @@ def _attend_kernel(
             q, context_len - seq_end + token, keys + kv_head * key_head, values + kv_head * value_head,
             block_tables + seq * table_row, tl.maximum(split * SPLIT, begin // TILE * TILE),
             tl.minimum(split * SPLIT + SPLIT, end), context_len, scaling, softcap, window, key_block, key_slot,
-            value_block, value_slot,
-            BLOCK, SIZE, SIZE_PADDED, SIZE_V, SIZE_V_PADDED, TILE, HAS_WINDOW, HAS_SOFTCAP,
+            value_block, value_slot, BLOCK, SIZE, SIZE_PADDED, SIZE_V, SIZE_V_PADDED, TILE, KV_BITS,
+            ALIGNED, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
         if tl.num_programs(2) > 1:
             at = (token.to(tl.int64) * num_heads + head) * max_splits + split
-            tl.store(partial_tops + at, top_here, mask=is_row)
-            tl.store(partial_totals + at, total_here, mask=is_row)
             _store_rows(partial_weighted, at, weighted_here, is_row, SIZE_V, SIZE_V_PADDED)
+            _store_numbers(partial_tops + at, top_here, partial_totals + at, total_here, is_row)
         else:
             top, total, weighted = _merged(top, total, weighted, top_here, total_here, weighted_here)
     if tl.num_programs(2) == 1:
-        result = _result(top, total, weighted, sinks, head, is_row, HAS_SINKS).to(output.dtype.element_ty)
-        _store_rows(output, token.to(tl.int64) * num_heads + head, result, is_row, SIZE_V, SIZE_V_PADDED)
+        result = _result(top, total, weighted, sinks, head, is_row, SIZE_V, SIZE_V_PADDED, KV_BITS, HAS_SINKS)
+        at = token.to(tl.int64) * num_heads + head
+        _store_rows(output, at, result.to(output.dtype.element_ty), is_row, SIZE_V, SIZE_V_PADDED)
+
+
+@triton.jit
+def _load_keys(
+    rows, mask, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, KV_BITS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Loads the numbers of the keys at these pointers as columns, as a product with queries takes them."""
+    if KV_BITS:
+        columns = load_numbers(rows, mask, SIZE, SIZE_PADDED, KV_BITS, ALIGNED).trans()
+    else:
+        size = tl.arange(0, SIZE_PADDED)
+        columns = tl.load(rows[None, :] + size[:, None], mask=mask[None, :] & (size[:, None] < SIZE), other=0.0)
+    return columns
 
 
 @triton.jit
@@ -223,6 +250,21 @@ def _load_rows(rows, mask, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr):
     """Loads the numbers of the rows at these pointers, zeros in place of those that the mask leaves out."""
     size = tl.arange(0, SIZE_PADDED)
     return tl.load(rows[:, None] + size[None, :], mask=mask[:, None] & (size[None, :] < SIZE), other=0.0)
+
+
+@triton.jit
+def _load_queries(rows, mask, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, KV_BITS: tl.constexpr):
+    """Loads queries, transformed if keys are."""
+    q = _load_rows(rows, mask, SIZE, SIZE_PADDED)
+    if KV_BITS:
+        q = inverse_transformed(q.to(tl.float32), SIZE, SIZE_PADDED).to(q.dtype)
+    return q
+
+
+@triton.jit
+def _store_numbers(tops_at, tops, totals_at, totals, mask):
+    tl.store(tops_at, tops, mask=mask)
+    tl.store(totals_at, totals, mask=mask)
 
 
 @triton.jit
@@ -236,8 +278,8 @@ def _store_rows(rows, at, numbers, mask, SIZE: tl.constexpr, SIZE_PADDED: tl.con
 def _merge_kernel(
     sinks, starts, context_lens, output, partial_weighted, partial_tops, partial_totals,
     num_seqs, num_tokens, max_splits, window,
-    SPLIT: tl.constexpr, SIZE_V: tl.constexpr, SIZE_V_PADDED: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    SPLIT: tl.constexpr, SIZE_V: tl.constexpr, SIZE_V_PADDED: tl.constexpr, KV_BITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Merges the splits of one token and head, in order."""
     token, head = tl.program_id(0), tl.program_id(1)
@@ -258,20 +300,20 @@ def _merge_kernel(
         weighted_here = tl.load(weighted_at, mask=size_v[None, :] < SIZE_V, other=0.0)
         top_here, total_here = tl.load(partial_tops + at + one), tl.load(partial_totals + at + one)
         top, total, weighted = _merged(top, total, weighted, top_here, total_here, weighted_here)
-    result = _result(top, total, weighted, sinks, head + one, one == 0, HAS_SINKS)
+    result = _result(top, total, weighted, sinks, head + one, one == 0, SIZE_V, SIZE_V_PADDED, KV_BITS, HAS_SINKS)
     tl.store(
         output + place * SIZE_V + size_v[None, :], result.to(output.dtype.element_ty), mask=size_v[None, :] < SIZE_V
     )
 
 
-def write_rows(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+def write_rows(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor, layer: Layer) -> None:
     """Stores each token's key [T, kv heads, size] and value in its slot [T] of the paged `keys` and `values`, whose
     layout is that of `attend_paged`; slots below 0 are left out."""
-    sizes = {"SIZE": key.shape[2], "SIZE_V": value.shape[2], "BLOCK": keys.shape[2]}
-    padded = triton.next_power_of_2(max(key.shape[2], value.shape[2]))
+    constants = {"SIZE": layer.size, "SIZE_V": layer.size_v, "BLOCK": keys.shape[2], "PADDED": max(layer.padded)}
+    constants["KV_BITS"] = layer.kv_bits
     _write_kernel[key.shape[:2]](
         key, value, keys, values, slot_mapping, *key.stride(), *value.stride(), *keys.stride()[:3],
-        *values.stride()[:3], **sizes, PADDED=padded, num_warps=1,
+        *values.stride()[:3], **constants, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -279,15 +321,24 @@ def write_rows(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot_ma
 def _write_kernel(
     key, value, keys, values, slots, key_token, key_head, key_step, value_token, value_head, value_step,
     keys_block, keys_head, keys_slot, values_block, values_head, values_slot,
-    SIZE: tl.constexpr, SIZE_V: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    SIZE: tl.constexpr, SIZE_V: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr, KV_BITS: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + token)
     if slot >= 0:
         block, place, at = slot // BLOCK, slot % BLOCK, tl.arange(0, PADDED)
-        k = tl.load(key + token * key_token + head * key_head + at * key_step, mask=at < SIZE)
-        v = tl.load(value + token * value_token + head * value_head + at * value_step, mask=at < SIZE_V)
-        k_at = keys + block * keys_block + head * keys_head + place * keys_slot + at
-        v_at = values + block * values_block + head * values_head + place * values_slot + at
-        tl.store(k_at, k.to(keys.dtype.element_ty), mask=at < SIZE)
-        tl.store(v_at, v.to(values.dtype.element_ty), mask=at < SIZE_V)
+        k = tl.load(key + token * key_token + head * key_head + at * key_step, mask=at < SIZE, other=0.0)
+        row = keys + block * keys_block + head * keys_head + place * keys_slot
+        _store_row(row, k, SIZE, PADDED, KV_BITS)
+        v = tl.load(value + token * value_token + head * value_head + at * value_step, mask=at < SIZE_V, other=0.0)
+        row = values + block * values_block + head * values_head + place * values_slot
+        _store_row(row, v, SIZE_V, PADDED, KV_BITS)
+
+
+@triton.jit
+def _store_row(row, numbers, SIZE: tl.constexpr, PADDED: tl.constexpr, KV_BITS: tl.constexpr):
+    if KV_BITS:
+        store_numbers(row, numbers.to(tl.float32)[None, :], SIZE, PADDED, KV_BITS)
+    else:
+        at = tl.arange(0, PADDED)
+        tl.store(row + at, numbers.to(row.dtype.element_ty), mask=at < SIZE)

@@ -5,6 +5,7 @@ prefill steps, the GPU at hand has to show (`engine.kernels.cuda.decode_probe`).
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ class Tile(NamedTuple):
 # By the bytes of a key and a value. Float32 is multiplied without tensor cores.
 _TILES = {256: Tile(64, 64, 4, 2), 512: Tile(128, 64, 8, 2), 768: Tile(64, 64, 8, 2), 1024: Tile(32, 32, 8, 2)}
 _TILES_IN_FLOAT32 = {1024: Tile(64, 32, 8, 2), 2048: Tile(16, 32, 8, 1)}
+_TILES_OF_FEW_BITS = _TILES | {512: Tile(64, 64, 8, 2)}
 _LARGEST_TILE = Tile(16, 32, 8, 2)
 _LARGEST_TILE_IN_FLOAT32 = Tile(16, 16, 8, 1)
 _UNALIGNED_TILE = Tile(16, 16, 4, 2)
@@ -49,6 +51,8 @@ class Layer(NamedTuple):
     num_kv_heads: int
     size: int
     size_v: int
+    kv_bits: int = 0
+    """Bits of a number in the cache, 8 or 4; 0 where it has plain ones."""
 
     @property
     def group(self) -> int:
@@ -56,8 +60,27 @@ class Layer(NamedTuple):
 
     @property
     def padded(self) -> tuple[int, int]:
-        size, size_v = (max(16, triton.next_power_of_2(size)) for size in (self.size, self.size_v))
+        least = 32 if self.kv_bits else 16
+        size, size_v = (max(least, triton.next_power_of_2(size)) for size in (self.size, self.size_v))
         return size, size_v
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of the cache; that of the numbers where these are plain."""
+        return {8: torch.int8, 4: torch.uint8}.get(self.kv_bits, self.dtype)
+
+    @property
+    def row_sizes(self) -> tuple[int, int]:
+        """How many elements of the cache a key and a value take."""
+        if not self.kv_bits:
+            return self.size, self.size_v
+        size, size_v = (size * self.kv_bits // 8 + 2 * triton.cdiv(size, 32) for size in (self.size, self.size_v))
+        return size, size_v
+
+    @property
+    def alignment(self) -> int:
+        """How many bytes the addresses of quantized rows are multiples of; a power of two."""
+        return math.gcd(*self.row_sizes, 16)
 
 
 class Plan(NamedTuple):
@@ -83,6 +106,7 @@ class Plan(NamedTuple):
         size, size_v = layer.padded
         constants = {"GROUP": layer.group, "HEADS": heads, "TOKENS": tokens, "TILE": tile.keys}
         constants |= {"SIZE": layer.size, "SIZE_PADDED": size, "SIZE_V": layer.size_v, "SIZE_V_PADDED": size_v}
+        constants |= {"KV_BITS": layer.kv_bits, "ALIGNED": layer.alignment}
         constants |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         return cls(num_tiles, layer.num_kv_heads * triton.cdiv(layer.group, heads), num_parts, constants)
 
@@ -105,6 +129,8 @@ def prefill_tile(layer: Layer) -> Tile:
     if not is_wide and (layer.size % _ALIGNED or layer.size_v % _ALIGNED):
         return _UNALIGNED_TILE
     tiles, largest = (_TILES_IN_FLOAT32, _LARGEST_TILE_IN_FLOAT32) if is_wide else (_TILES, _LARGEST_TILE)
+    if layer.kv_bits and not is_wide:
+        tiles = _TILES_OF_FEW_BITS
     return next((tile for limit, tile in tiles.items() if num_bytes <= limit), largest)
 
 

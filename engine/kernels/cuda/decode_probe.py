@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.kernels.cuda.attention import attend_paged
 from engine.kernels.cuda.attention_plan import SPLIT, Layer, Plan, Tile, decode_tile, prefill_tile
 
-__all__ = ["is_decode_exact"]
+__all__ = ["is_decode_exact", "random_rows"]
 
 _LENGTHS = (1, 63, 64, 300, 2 * SPLIT, 1001)
 _NUM_BLOCKS = 64
@@ -29,14 +29,12 @@ def is_decode_exact(layer: Layer) -> bool:
 def _attend_random(layer: Layer, tile: Tile) -> Tensor:
     """Returns the results [S, heads, size of a value] of a token of each of some sequences, the same for each tile."""
     generator = torch.Generator(layer.device).manual_seed(0)
-    numbers: Any = {"device": layer.device, "dtype": layer.dtype, "generator": generator}
     integers: Any = {"device": layer.device, "dtype": torch.int32}
     num_seqs = len(_LENGTHS)
-    query = torch.randn(num_seqs, layer.num_heads, layer.size, **numbers)
-    shape = _NUM_BLOCKS, layer.num_kv_heads, _BLOCK_SIZE
-    keys, values = (torch.randn(*shape, size, **numbers) for size in (layer.size, layer.size_v))
+    query = torch.empty(num_seqs, layer.num_heads, layer.size, device=layer.device, dtype=layer.dtype)
+    keys, values = random_rows(layer, _NUM_BLOCKS, _BLOCK_SIZE, generator)
     return attend_paged(
-        query,
+        query.normal_(generator=generator),
         keys,
         values,
         torch.arange(_NUM_BLOCKS, **integers).expand(num_seqs, -1),
@@ -46,3 +44,18 @@ def _attend_random(layer: Layer, tile: Tile) -> Tensor:
         Plan.of(layer, tile, num_seqs, num_seqs, 1),
         layer.size**-0.5,
     )
+
+
+def random_rows(layer: Layer, num_blocks: int, block_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Returns paged keys and values of such a layer with random numbers."""
+    keys, values = (
+        torch.empty(num_blocks, layer.num_kv_heads, block_size, size, dtype=layer.cache_dtype, device=layer.device)
+        for size in layer.row_sizes
+    )
+    for rows, size in ((keys, layer.size), (values, layer.size_v)):
+        if layer.kv_bits:
+            rows.view(torch.uint8).random_(0, 256, generator=generator)
+            rows[..., size * layer.kv_bits // 8 :].view(torch.bfloat16).normal_(0.0, 0.01, generator=generator)
+        else:
+            rows.normal_(generator=generator)
+    return keys, values

@@ -103,7 +103,7 @@ def _made_to_draft(
     unmap_checkpoint(module)
     move_layers((module,), target.device)
     layers = tuple(layer_shape(call) for call in calls)
-    choose_kv_dtype(config.kv_cache_dtype, target.dtype, target.device, "the head", layers)
+    choose_kv_dtype(config.kv_cache_dtype, target.dtype, "the head", layers)
     return size_of(module, calls, target.kv_dtype), layers
 
 

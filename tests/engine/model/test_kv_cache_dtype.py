@@ -15,33 +15,26 @@ from engine.runner.loaded_model import LoadedModel
 from tests.engine.logit_errors import relative_error, runner_logits, sequences
 from tests.engine.tiny_models import WIDE, make_checkpoint
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LAYERS = (LayerShape(2, 64, 64), LayerShape(2, 128, 80))
 BF16 = torch.bfloat16
 
 
-def chosen(name: str, dtype: torch.dtype = BF16, device: torch.device = CPU) -> torch.dtype:
-    return choose_kv_dtype(name, dtype, device, "A", LAYERS)
+def chosen(name: str, dtype: torch.dtype = BF16) -> torch.dtype:
+    return choose_kv_dtype(name, dtype, "A", LAYERS)
 
 
 def test_the_format_is_the_models_own_unless_another_is_asked_for() -> None:
     assert chosen("auto") is BF16 and chosen("auto", torch.float32) is torch.float32
-    assert chosen("auto", torch.float16, CUDA) is torch.float16 and chosen("bfloat16", BF16, CUDA) is BF16
+    assert chosen("auto", torch.float16) is torch.float16 and chosen("bfloat16") is BF16
     assert chosen("bfloat16", torch.float32) is BF16
     assert (chosen("int8"), chosen("int4")) == (torch.int8, torch.uint8)
-
-
-@pytest.mark.parametrize("name", ["int8", "int4", "bfloat16"])
-def test_other_devices_refuse_it(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name} runs on the CPU only"):
-        chosen(name, torch.float16, CUDA)
 
 
 def test_heads_that_cannot_be_quantized_are_refused() -> None:
     layers = (*LAYERS, LayerShape(4, 20, 10))
     with pytest.raises(ConfigError, match="a multiple of 16 numbers, and those of Deep have 10, 20; use bfloat16 or"):
-        choose_kv_dtype("int8", BF16, CPU, "Deep", layers)
-    assert choose_kv_dtype("bfloat16", torch.float32, CPU, "Deep", layers) is BF16
+        choose_kv_dtype("int8", BF16, "Deep", layers)
+    assert choose_kv_dtype("bfloat16", torch.float32, "Deep", layers) is BF16
 
 
 def test_a_model_with_such_heads_is_refused_when_it_is_loaded(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from engine.assembly import assemble
 from engine.core.config import EngineConfig
 from engine.engine import Engine
 from engine.model.setup import load_model_runner
-from tests.engine.tiny_models import VOCAB_SIZE, make_checkpoint
+from tests.engine.tiny_models import VOCAB_SIZE, WIDE, make_checkpoint
 from tests.gpu.look.bits import Answer, answers_of, compare
 from tests.gpu.look.report import Look
 
@@ -44,26 +44,26 @@ def run(look: Look) -> None:
     num_processes, names = (1, NAMES[:3]) if look.is_small else (14, NAMES)
     spawned = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_processes, spawned) as processes:
-        paths = {name: make_checkpoint(name, Path(folder)) for name in names}
-        ends = [
-            processes.submit(_look_at, look, name, path, dtype)
-            for name, path in paths.items()
-            for dtype in ("bfloat16", "float32")
-        ]
+        paths = {name: make_checkpoint(name, Path(folder)) for name in (*names, WIDE)}
+        looks = [(name, dtype, "auto") for name in names for dtype in ("bfloat16", "float32")]
+        looks += [(WIDE, "bfloat16", kv_dtype) for kv_dtype in ("int8", "int4")]
+        ends = [processes.submit(_look_at, look, name, paths[name], *types) for name, *types in looks]
         for end in ends:
             end.result()
 
 
-def _look_at(look: Look, name: str, path: Path, dtype: str) -> None:
+def _look_at(look: Look, name: str, path: Path, dtype: str, kv_dtype: str) -> None:
     try:
-        _compare_all(look, name, path, dtype)
+        _compare_all(look, name, path, dtype, kv_dtype)
     except Exception as error:  # the others go on
         traceback.print_exc()
-        look.report(f"{name}, {dtype}", f"{type(error).__name__}: {error}"[:300], ok=False)
+        look.report(f"{name}, {dtype}, KV {kv_dtype}", f"{type(error).__name__}: {error}"[:300], ok=False)
 
 
-def _compare_all(look: Look, name: str, path: Path, dtype: str) -> None:
+def _compare_all(look: Look, name: str, path: Path, dtype: str, kv_dtype: str) -> None:
     settings: dict[str, Any] = {"device": look.device.type, "num_blocks": 512, "num_speculative_tokens": 0}
+    settings["kv_cache_dtype"] = kv_dtype
+    what = f"{name}, {dtype}" if kv_dtype == "auto" else f"{name}, {dtype}, KV {kv_dtype}"
     config = EngineConfig(model=str(path), dtype=dtype, max_num_seqs=16, max_num_batched_tokens=256, **settings)
     runner, info = load_model_runner(config)
 
@@ -75,8 +75,8 @@ def _compare_all(look: Look, name: str, path: Path, dtype: str) -> None:
     prompts = [[chance.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 3, 9, 20, 33, 70, 121, 150)]
     requests = [(prompt, params) for prompt in prompts]
     alone = [answers_of(new_engine(), [request])[0] for request in requests]
-    compare(look, f"{name}, {dtype}: in a batch", alone, answers_of(new_engine(), requests))
-    _compare_with_transformers(look, f"{name}, {dtype}", path, prompts, alone, is_exact=dtype == "float32")
+    compare(look, f"{what}: in a batch", alone, answers_of(new_engine(), requests))
+    _compare_with_transformers(look, what, path, prompts, alone, is_exact=dtype == "float32")
 
 
 @torch.inference_mode()

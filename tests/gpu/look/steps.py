@@ -4,6 +4,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def run_quantized(look: Look) -> None:
         _run(look, False, points, prefills=True, quantization=quantization)
 
 
+def run_kv(look: Look) -> None:
+    """Times steps over KV of 8 and 4 bits, beside that of 16, in one run."""
+    points = [(1, 64)] if look.is_small else [(1, 1000), (64, 1000), (8, 8000), (32, 8000)]
+    for kv_dtype in ("auto", "int8", "int4"):
+        look.report("KV", kv_dtype)
+        _run(look, False, points, prefills=True, kv_cache_dtype=kv_dtype)
+
+
 def run_eager(look: Look) -> None:
     _run(look, True, [(1, 64)] if look.is_small else [(1, 1000), (64, 1000)], prefills=False)
 
@@ -53,26 +62,22 @@ def run_profile(look: Look) -> None:
         _profile(look, f"prefill_{length}", lambda batch: runner.prefill(batch), _prefill(info, length))
 
 
-def _run(
-    look: Look, enforce_eager: bool, points: Sequence[tuple[int, int]], prefills: bool, quantization: str = "none"
-) -> None:
+def _run(look: Look, enforce_eager: bool, points: Sequence[tuple[int, int]], prefills: bool, **formats: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        runner, info = _load(look, Path(folder), enforce_eager, quantization)
+        runner, info = _load(look, Path(folder), enforce_eager, **formats)
         rate = read_bytes_per_s(look.device, 1 << (20 if look.is_small else 30))
         look.report("read-only stream", rate / 1e9, "GB/s")
         for size, context in points:
             _report_decode(look, runner, info, size, context, rate)
         first = points[-1] if look.is_small else (64, 1000)
-        for name, params in (
-            () if enforce_eager or quantization != "none" else (("top_p", _SAMPLED), ("penalties", _PENALIZED))
-        ):
+        for name, params in () if enforce_eager or formats else (("top_p", _SAMPLED), ("penalties", _PENALIZED)):
             seconds = _decode_s(runner, info, *first, params)
             look.report(f"decode, {first[0]} at {first[1]}, {name}", seconds * 1e3, "ms", "greedy + 0.5")
         if prefills:
-            _report_prefills(look, runner, info, has_share=quantization == "none")
+            _report_prefills(look, runner, info, has_share=formats.get("quantization", "none") == "none")
 
 
-def _load(look: Look, folder: Path, enforce_eager: bool, quantization: str = "none") -> tuple[ModelRunner, EngineInfo]:
+def _load(look: Look, folder: Path, enforce_eager: bool, **formats: str) -> tuple[ModelRunner, EngineInfo]:
     started_s = time.perf_counter()
     config = EngineConfig(
         model=str(write_config(folder, look.is_small)),
@@ -80,14 +85,13 @@ def _load(look: Look, folder: Path, enforce_eager: bool, quantization: str = "no
         device=look.device.type,
         dtype="float32" if look.is_small else "bfloat16",
         enforce_eager=enforce_eager,
-        quantization=quantization,
         kv_cache_bytes=1 << 26 if look.is_small else None,
         num_speculative_tokens=0,
+        **formats,
     )
     runner, info = load_model_runner(config)
-    for layer in runner.cache.layers:
-        layer.keys.normal_()
-        layer.values.normal_()
+    for rows in chain.from_iterable(runner.cache.layers):
+        rows.normal_() if rows.is_floating_point() else rows.zero_()
     seconds = time.perf_counter() - started_s
     look.report("loaded", f"{seconds:.1f} s, {info.forward}, {info.attention}, {info.linear}", "", "seconds")
     look.report("KV blocks", info.num_blocks, f"of {info.block_size}; {info.weight_bytes / 1e9:.2f} GB of weights")
