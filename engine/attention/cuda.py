@@ -46,4 +46,4 @@ def _layer(heads: Tensor, cache: LayerCache) -> Layer:
     """Returns the layer with this cache whose queries or keys are `heads` [T, heads, size]."""
     _, num_heads, size = heads.shape
     shape = num_heads, cache.keys.shape[1], size, cache.head_size_v
-    return Layer(heads.device, heads.dtype, *shape, num_bits(cache.keys.dtype))
+    return Layer(heads.device, heads.dtype, *shape, num_bits(cache.keys.dtype), cache.is_latent)

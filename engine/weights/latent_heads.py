@@ -6,7 +6,7 @@ over one key, the latent and the rotated part, whose first numbers are the value
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from engine.checkpoint.stored_tensor import dense
 from engine.weights.kernel_experts import ExpertStack
 from engine.weights.packed_weight import KernelWeight, PackedWeight
 from engine.weights.packing_policy import Pack
+
+if TYPE_CHECKING:
+    from engine.weights.triton_experts import TritonStack
 
 __all__ = ["LatentHeads"]
 
@@ -82,7 +85,7 @@ class LatentHeads(nn.Module):
 
 
 class _HeadWeights:
-    """A matrix of each head, all of one shape [N, K]; all are one call into C++ where the kernels have them."""
+    """A matrix of each head, all of one shape [N, K]; all are one call into C++ or Triton where these have them."""
 
     def __init__(self, weights: Tensor, pack: Pack) -> None:  # [H, N, K]
         contiguous = (weight.clone(memory_format=torch.contiguous_format) for weight in weights)
@@ -91,7 +94,14 @@ class _HeadWeights:
         if all(isinstance(weight, KernelWeight) for weight in self.weights):
             packed = tuple(cast(KernelWeight, weight).packed for weight in self.weights)
             self.stack = ExpertStack(packed, None, weights.shape[1], bits=0)
-        self._kernel: Any = None if self.stack is None else self.stack.bound()
+        self._kernel: Any = self._in_triton() if self.stack is None else self.stack.bound()
+
+    def _in_triton(self) -> "TritonStack | None":
+        if self.weights[0].device.type != "cuda":
+            return None
+        from engine.weights.triton_experts import TritonStack  # CPU builds of torch bring no Triton
+
+        return TritonStack(self.weights, None)
 
     def multiply(self, x: Tensor) -> Tensor:  # [H, T, K] -> [H, T, N]
         if self._kernel is not None:

@@ -1,5 +1,6 @@
 """All chosen experts of a layer in a few launches of Triton. Imported only where the device is a GPU."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -8,9 +9,10 @@ from torch import Tensor, nn
 from engine.kernels.cuda.experts import Experts, SortedSlots, add_slots, multiply_by_experts, sort_slots
 from engine.kernels.cuda.linear import Coding
 from engine.weights.expert_stack import PackedStack, has_output_norm
+from engine.weights.packed_weight import PackedWeight
 from engine.weights.triton_weight import TritonWeight
 
-__all__ = ["TritonExperts", "triton_experts"]
+__all__ = ["TritonExperts", "TritonStack", "triton_experts"]
 
 
 def triton_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> "TritonExperts | None":
@@ -27,7 +29,7 @@ class TritonExperts:
         """Takes the module for its gate, and the weights, each a `TritonWeight`, which stay where they are."""
         module: Any = experts
         self._between = module._apply_gate if module.has_gate else module.act_fn
-        self._up, self._down = _Stack(up), _Stack(down)
+        self._up, self._down = TritonStack(up.weights, up.biases), TritonStack(down.weights, down.biases)
 
     def run(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Runs the chosen experts [T, S] with their weights [T, S] on hidden_states [T, H]; returns [T, H].
@@ -41,23 +43,33 @@ class TritonExperts:
         return add_slots(outputs, chosen, weights, num_experts)
 
 
-class _Stack:
-    """One matrix of each expert, as the product takes them."""
+class TritonStack:
+    """One matrix of each expert or head, as the product takes them."""
 
-    def __init__(self, stack: PackedStack) -> None:
-        self.weights = cast("list[TritonWeight]", stack.weights)  # kept: the product knows their addresses alone
+    def __init__(self, weights: Sequence[PackedWeight], biases: Tensor | None) -> None:
+        """Takes weights of one shape, each a `TritonWeight`, and biases [E, N]."""
+        self.weights = cast("Sequence[TritonWeight]", weights)  # kept: the product knows their addresses alone
         first = self.weights[0]
         addresses = torch.tensor([weight.rows.data_ptr() for weight in self.weights], device=first.device)
-        biases = None if stack.biases is None else stack.biases.contiguous()
+        biases = None if biases is None else biases.contiguous()
         num_out, num_in = first.shape[0], first.shape[1] + first.num_missing
         layout = (num_out, num_in, first.rows.stride(0), first.order, first.rows.dtype)
         self._experts = Experts(addresses, biases, *layout, _joined_coding(self.weights))
 
     def multiply(self, x: Tensor, by_expert: SortedSlots, is_sorted: bool) -> Tensor:
+        """Multiplies rows by those of the matrices that were chosen for them; see `multiply_by_experts`."""
         return multiply_by_experts(self.weights[0].taken(x), self._experts, by_expert, is_sorted)
 
+    def multiply_each(self, x: Tensor) -> Tensor:
+        """Multiplies rows x [E, T, K] by each its matrix; returns [E, T, N]. Does not wait for the GPU."""
+        num_matrices, num_rows, _ = x.shape
+        slots = torch.arange(num_matrices * num_rows, dtype=torch.int32, device=x.device)
+        ends = torch.arange(1, num_matrices + 1, dtype=torch.int32, device=x.device) * num_rows
+        by_matrix = SortedSlots(slots, ends, len(slots))
+        return self.multiply(x.flatten(0, 1), by_matrix, is_sorted=True).view(num_matrices, num_rows, -1)
 
-def _joined_coding(weights: list[TritonWeight]) -> Coding | None:
+
+def _joined_coding(weights: Sequence[TritonWeight]) -> Coding | None:
     """Returns the coding of all experts, of which each weight gets its part in place of its own; None for numbers."""
     codings = [weight.coding for weight in weights if weight.coding is not None]
     if not codings:

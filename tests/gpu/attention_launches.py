@@ -3,10 +3,13 @@
 from typing import NamedTuple
 
 import torch
+from triton.runtime import driver
 
+from engine.kernels.cuda import attention_plan
 from engine.kernels.cuda.attention import attend_paged, write_rows
 from engine.kernels.cuda.attention_plan import Layer, Plan, decode_tile, prefill_tile
 from engine.kernels.cuda.decode_probe import random_rows
+from tests.gpu.cross_compile import SHARED_KIB
 
 
 class Shape(NamedTuple):
@@ -19,11 +22,12 @@ class Shape(NamedTuple):
     softcap: float | None = None
     has_sinks: bool = False
     kv_bits: int = 0
+    is_latent: bool = False
 
     @property
     def layer(self) -> Layer:
         sizes = self.heads, self.kv_heads, self.size, self.size_v
-        return Layer(torch.device("cpu"), self.dtype, *sizes, self.kv_bits)
+        return Layer(torch.device("cpu"), self.dtype, *sizes, self.kv_bits, self.is_latent)
 
 
 SHAPES = (
@@ -34,6 +38,8 @@ SHAPES = (
     Shape(8, 4, 256, 256, window=4096, softcap=50.0),
     Shape(4, 4, 20, 10),
     Shape(32, 8, 128, 128, torch.float32),
+    Shape(16, 1, 576, 512, is_latent=True),
+    Shape(128, 1, 576, 512, is_latent=True, kv_bits=8),
     Shape(32, 8, 128, 128, kv_bits=8),
     Shape(32, 8, 128, 128, kv_bits=4),
     Shape(64, 8, 64, 64, torch.float16, window=128, has_sinks=True, kv_bits=8),
@@ -44,6 +50,7 @@ SHAPES = (
 
 def launch_all() -> None:
     """Launches attention with the tiles of decode, whose splits several programs share, and of prefill."""
+    attention_plan._shared_bytes = lambda _: SHARED_KIB[driver.active.get_current_device()] << 10
     for shape in SHAPES:
         layer = shape.layer
         for tile, num_tokens, num_parts in ((decode_tile(layer), 2, 2), (prefill_tile(layer), 6, 1)):

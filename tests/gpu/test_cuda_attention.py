@@ -73,6 +73,7 @@ def test_it_is_softmax_attention(
         Shape(4, 4, 192, 128, BF16),
         Shape(71, 1, 64, 64, BF16),
         Shape(2, 1, 512, 512, BF16),
+        Shape(20, 1, 80, 64, BF16, is_latent=True),
         Shape(3, 3, 12, 20),
         Shape(4, 4, 20, 10, BF16),
     ],
@@ -99,6 +100,8 @@ ROUNDED = (
             Shape(4, 2, 80, 48, torch.float16, torch.uint8),
             Shape(2, 2, 192, 112, BF16, torch.int8),
             Shape(2, 2, 256, 96, BF16, torch.uint8),
+            Shape(20, 1, 272, 256, BF16, torch.int8, is_latent=True),
+            Shape(4, 1, 272, 256, torch.float32, torch.uint8, is_latent=True),
         )
     ),
 )
@@ -113,10 +116,16 @@ def test_rounded_keys_and_values_have_the_bytes_of_the_reference(
     keys, values = paged.token_keys.clone(), paged.token_values.clone()
     keys[3], keys[4, 0, 5], keys[5, 0, 7], keys[6], keys[7] = 0, torch.inf, torch.nan, keys[6] * 1e-4, keys[7] * 1e4
     values[:, :, 3] = 100
-    expected, slots = LayerCache(*(tensor.cpu().clone() for tensor in paged.cache)), paged.metadata.slot_mapping.roll(1)
+    slots = paged.metadata.slot_mapping.roll(1)
+    found, expected = (with_room_like(paged.cache, where, shape.is_latent) for where in (device, torch.device("cpu")))
+    backend.write_kv(keys, values, found, slots)
     reference.write_kv(keys.cpu(), values.cpu(), expected, slots.cpu())
-    backend.write_kv(keys, values, paged.cache, slots)
-    assert torch.equal(paged.cache.keys.cpu(), expected.keys) and torch.equal(paged.cache.values.cpu(), expected.values)
+    assert torch.equal(found.keys.cpu(), expected.keys) and torch.equal(found.values.cpu(), expected.values)
+
+
+def with_room_like(cache: LayerCache, device: torch.device, is_latent: bool) -> LayerCache:
+    keys, values = (torch.zeros(tensor.shape, dtype=tensor.dtype, device=device) for tensor in cache)
+    return LayerCache(keys, keys[..., : values.shape[3]] if is_latent else values)
 
 
 @pytest.mark.parametrize("shape", ROUNDED, ids=str)
@@ -234,6 +243,17 @@ def test_exactly_the_slots_are_written(backend: AttentionBackend, device: torch.
     transposed = keys.transpose(0, 1).contiguous().transpose(0, 1)
     backend.write_kv(transposed, values, caches, slots)
     assert all(torch.equal(one, other.nan_to_num(1.0)) for one, other in zip(caches, paged.cache, strict=True))
+
+
+@pytest.mark.parametrize("shared_kib", sorted({*SHARED_KIB.values()}))
+def test_tiles_have_shared_memory(shared_kib: int, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """What compiled kernels take in fact, the next test sees."""
+    from engine.kernels.cuda import attention_plan
+
+    monkeypatch.setattr(attention_plan, "_shared_bytes", lambda _: shared_kib << 10)
+    latents = attention_plan.Layer(device, BF16, 16, 1, 576, 512, is_latent=True)
+    assert attention_plan.prefill_tile(latents).num_stages == (1 if shared_kib == 99 else 2)
+    assert attention_plan.prefill_tile(latents._replace(size=128, size_v=128)).num_stages == 2
 
 
 @pytest.mark.slow

@@ -12,12 +12,14 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from engine.weights.batch_invariant_matmul import BatchInvariantWeight
+from engine.weights.latent_heads import LatentHeads
 from engine.weights.moe import PackedExperts
 from tests.gpu.cross_compile import CAPABILITIES, assert_fit, compiled
 
 pytest.importorskip("triton", reason="pip install -e '.[triton]' brings the interpreter of CUDA kernels")
 kernels: Any = import_module("engine.kernels.cuda.experts")
 triton_experts: Any = import_module("engine.weights.triton_experts").triton_experts
+TritonStack: Any = import_module("engine.weights.triton_experts").TritonStack
 TritonWeight: Any = import_module("engine.weights.triton_weight").TritonWeight
 
 EXPERTS, HIDDEN, INNER = 5, 96, 32  # whole vectors: torch's activations on the CPU treat elements after the last apart
@@ -64,6 +66,21 @@ def check(experts: PackedExperts, x: Tensor, chosen: Tensor) -> None:
         expected = experts.run_one_by_one(x, chosen, each)
         assert expected.isfinite().all() and expected.abs().max() > 0
         assert torch.equal(run(experts, x, chosen, each), expected), (chosen.shape, each.dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("num_rows", [1, 20])
+def test_matrices_of_heads_have_the_bits_of_each_by_itself(
+    triton_device: torch.device, num_rows: int, dtype: torch.dtype
+) -> None:
+    heads = LatentHeads(torch.randn(3 * 28, 24).to(triton_device, dtype), num_heads=3, key_size=12)
+    heads.pack(TritonWeight)
+    for weights, size in ((heads.weights[:3], 12), (heads.weights[3:], 24)):
+        x = torch.randn(3, num_rows, size).to(triton_device, dtype)
+        expected = torch.stack([weight.multiply(rows, None) for weight, rows in zip(weights, x, strict=True)])
+        assert torch.equal(TritonStack(weights, None).multiply_each(x), expected) and expected.any()
+    query = torch.randn(num_rows, 3, 12 + 4).to(triton_device, dtype)
+    assert heads.absorb(query).shape == (num_rows, 3, 24 + 4)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss"])

@@ -159,7 +159,7 @@ def _sums_of_split(
     q, position, keys, values, block_table, first, last, context_len, scaling, softcap, window,
     key_block, key_slot, value_block, value_slot,
     BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, SIZE_V: tl.constexpr,
-    SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, KV_BITS: tl.constexpr,
+    SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, KV_BITS: tl.constexpr, LEVELS_V: tl.constexpr,
     ALIGNED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Returns each row's largest score, its sum of weights and of weighted values, of the keys [first, last)."""
@@ -178,7 +178,7 @@ def _sums_of_split(
         scale = tl.exp2(top - finite)
         v_at = values + block * value_block + key_position % BLOCK * value_slot
         if KV_BITS:
-            v = load_numbers(v_at, exists, SIZE_V, SIZE_V_PADDED, KV_BITS, ALIGNED)
+            v = load_numbers(v_at, exists, SIZE_V, SIZE_V_PADDED, LEVELS_V, KV_BITS, ALIGNED)
         else:
             v = _load_rows(v_at, exists, SIZE_V, SIZE_V_PADDED)
         totals = tl.dot(weights, ones, totals * scale[:, None], input_precision="ieee")
@@ -194,7 +194,7 @@ def _attend_kernel(
     query_token, query_head, key_block, key_head, key_slot, value_block, value_head, value_slot, table_row,
     SPLIT: tl.constexpr, HAS_SINKS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, SIZE_V: tl.constexpr,
-    SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, KV_BITS: tl.constexpr,
+    SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, KV_BITS: tl.constexpr, LEVELS_V: tl.constexpr,
     ALIGNED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Attends one tile of query rows, tokens and heads, over every `num_programs(2)`-th split of its context."""
@@ -216,7 +216,7 @@ def _attend_kernel(
             q, context_len - seq_end + token, keys + kv_head * key_head, values + kv_head * value_head,
             block_tables + seq * table_row, tl.maximum(split * SPLIT, begin // TILE * TILE),
             tl.minimum(split * SPLIT + SPLIT, end), context_len, scaling, softcap, window, key_block, key_slot,
-            value_block, value_slot, BLOCK, SIZE, SIZE_PADDED, SIZE_V, SIZE_V_PADDED, TILE, KV_BITS,
+            value_block, value_slot, BLOCK, SIZE, SIZE_PADDED, SIZE_V, SIZE_V_PADDED, TILE, KV_BITS, LEVELS_V,
             ALIGNED, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
         if tl.num_programs(2) > 1:
@@ -238,7 +238,7 @@ def _load_keys(
 ):  # fmt: skip
     """Loads the numbers of the keys at these pointers as columns, as a product with queries takes them."""
     if KV_BITS:
-        columns = load_numbers(rows, mask, SIZE, SIZE_PADDED, KV_BITS, ALIGNED).trans()
+        columns = load_numbers(rows, mask, SIZE, SIZE_PADDED, SIZE, KV_BITS, ALIGNED).trans()
     else:
         size = tl.arange(0, SIZE_PADDED)
         columns = tl.load(rows[None, :] + size[:, None], mask=mask[None, :] & (size[:, None] < SIZE), other=0.0)
@@ -310,7 +310,7 @@ def write_rows(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot_ma
     """Stores each token's key [T, kv heads, size] and value in its slot [T] of the paged `keys` and `values`, whose
     layout is that of `attend_paged`; slots below 0 are left out."""
     constants = {"SIZE": layer.size, "SIZE_V": layer.size_v, "BLOCK": keys.shape[2], "PADDED": max(layer.padded)}
-    constants["KV_BITS"] = layer.kv_bits
+    constants |= {"KV_BITS": layer.kv_bits, "IS_LATENT": layer.is_latent}
     _write_kernel[key.shape[:2]](
         key, value, keys, values, slot_mapping, *key.stride(), *value.stride(), *keys.stride()[:3],
         *values.stride()[:3], **constants, num_warps=1, enable_fp_fusion=False,
@@ -322,6 +322,7 @@ def _write_kernel(
     key, value, keys, values, slots, key_token, key_head, key_step, value_token, value_head, value_step,
     keys_block, keys_head, keys_slot, values_block, values_head, values_slot,
     SIZE: tl.constexpr, SIZE_V: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr, KV_BITS: tl.constexpr,
+    IS_LATENT: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + token)
@@ -330,9 +331,10 @@ def _write_kernel(
         k = tl.load(key + token * key_token + head * key_head + at * key_step, mask=at < SIZE, other=0.0)
         row = keys + block * keys_block + head * keys_head + place * keys_slot
         _store_row(row, k, SIZE, PADDED, KV_BITS)
-        v = tl.load(value + token * value_token + head * value_head + at * value_step, mask=at < SIZE_V, other=0.0)
-        row = values + block * values_block + head * values_head + place * values_slot
-        _store_row(row, v, SIZE_V, PADDED, KV_BITS)
+        if not IS_LATENT:
+            v = tl.load(value + token * value_token + head * value_head + at * value_step, mask=at < SIZE_V, other=0.0)
+            row = values + block * values_block + head * values_head + place * values_slot
+            _store_row(row, v, SIZE_V, PADDED, KV_BITS)
 
 
 @triton.jit

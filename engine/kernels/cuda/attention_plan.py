@@ -6,7 +6,7 @@ prefill steps, the GPU at hand has to show (`engine.kernels.cuda.decode_probe`).
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,6 +19,7 @@ _DECODE_PROGRAMS = 4  # for each multiprocessor
 _PREFILL_PROGRAMS = 1  # fewer: what parts of many rows write takes longer than to fill the GPU gains
 _DECODE_BYTES = 64 << 10  # of keys and values on their way, so that several programs fit into a multiprocessor
 _FEWEST_ROWS = 16
+_SHARED_BYTES = 227 << 10  # of a Hopper, where there is no GPU
 
 
 class Tile(NamedTuple):
@@ -35,6 +36,7 @@ _TILES = {256: Tile(64, 64, 4, 2), 512: Tile(128, 64, 8, 2), 768: Tile(64, 64, 8
 _TILES_IN_FLOAT32 = {1024: Tile(64, 32, 8, 2), 2048: Tile(16, 32, 8, 1)}
 _TILES_OF_FEW_BITS = _TILES | {512: Tile(64, 64, 8, 2)}
 _LARGEST_TILE = Tile(16, 32, 8, 2)
+_LARGEST_TILE_OF_FEW_BITS = Tile(16, 16, 8, 2)
 _LARGEST_TILE_IN_FLOAT32 = Tile(16, 16, 8, 1)
 _UNALIGNED_TILE = Tile(16, 16, 4, 2)
 _ALIGNED = 8
@@ -53,6 +55,8 @@ class Layer(NamedTuple):
     size_v: int
     kv_bits: int = 0
     """Bits of a number in the cache, 8 or 4; 0 where it has plain ones."""
+    is_latent: bool = False
+    """Whether values are the first numbers of keys, and lie in the cache as these."""
 
     @property
     def group(self) -> int:
@@ -76,6 +80,11 @@ class Layer(NamedTuple):
             return self.size, self.size_v
         size, size_v = (size * self.kv_bits // 8 + 2 * triton.cdiv(size, 32) for size in (self.size, self.size_v))
         return size, size_v
+
+    @property
+    def num_levels_v(self) -> int:
+        """How many levels lie before the scales of a value."""
+        return self.size if self.is_latent else self.size_v
 
     @property
     def alignment(self) -> int:
@@ -106,7 +115,7 @@ class Plan(NamedTuple):
         size, size_v = layer.padded
         constants = {"GROUP": layer.group, "HEADS": heads, "TOKENS": tokens, "TILE": tile.keys}
         constants |= {"SIZE": layer.size, "SIZE_PADDED": size, "SIZE_V": layer.size_v, "SIZE_V_PADDED": size_v}
-        constants |= {"KV_BITS": layer.kv_bits, "ALIGNED": layer.alignment}
+        constants |= {"KV_BITS": layer.kv_bits, "LEVELS_V": layer.num_levels_v, "ALIGNED": layer.alignment}
         constants |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         return cls(num_tiles, layer.num_kv_heads * triton.cdiv(layer.group, heads), num_parts, constants)
 
@@ -124,13 +133,21 @@ def plan_for(layer: Layer, num_tokens: int, num_seqs: int, max_context_len: int,
 
 
 def prefill_tile(layer: Layer) -> Tile:
-    """Returns the tile for many query rows."""
+    """Returns the tile for many query rows, with as many stages as the GPU has shared memory for."""
+    tile, (size, size_v) = _prefill_tile(layer), layer.padded
+    num_bytes = tile.keys * (tile.num_stages * size + size_v) * layer.dtype.itemsize
+    return tile if num_bytes <= _shared_bytes(layer.device) else tile._replace(num_stages=1)
+
+
+def _prefill_tile(layer: Layer) -> Tile:
     num_bytes, is_wide = sum(layer.padded) * layer.dtype.itemsize, layer.dtype == torch.float32
     if not is_wide and (layer.size % _ALIGNED or layer.size_v % _ALIGNED):
         return _UNALIGNED_TILE
-    tiles, largest = (_TILES_IN_FLOAT32, _LARGEST_TILE_IN_FLOAT32) if is_wide else (_TILES, _LARGEST_TILE)
-    if layer.kv_bits and not is_wide:
-        tiles = _TILES_OF_FEW_BITS
+    tiles, largest = _TILES, _LARGEST_TILE
+    if is_wide:
+        tiles, largest = _TILES_IN_FLOAT32, _LARGEST_TILE_IN_FLOAT32
+    elif layer.kv_bits:
+        tiles, largest = _TILES_OF_FEW_BITS, _LARGEST_TILE_OF_FEW_BITS
     return next((tile for limit, tile in tiles.items() if num_bytes <= limit), largest)
 
 
@@ -138,8 +155,18 @@ def decode_tile(layer: Layer) -> Tile:
     """Returns the tile with as many rows as a token has heads with the same keys, and the same keys as in prefill."""
     tile = prefill_tile(layer)
     rows = min(tile.rows, max(_FEWEST_ROWS, triton.next_power_of_2(layer.group)))
+    if rows == tile.rows:
+        return tile
     key_bytes = sum(layer.padded) * layer.dtype.itemsize * tile.keys
     return Tile(rows, tile.keys, min(4, tile.num_warps), max(1, min(4, _DECODE_BYTES // key_bytes)))
+
+
+def _shared_bytes(device: torch.device) -> int:
+    """Returns how much shared memory a program may have: on an Ada less than half of a Hopper's."""
+    if device.type != "cuda":
+        return _SHARED_BYTES
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def _num_processors(device: torch.device) -> int:

@@ -58,4 +58,4 @@ def random_rows(layer: Layer, num_blocks: int, block_size: int, generator: torch
             rows[..., size * layer.kv_bits // 8 :].view(torch.bfloat16).normal_(0.0, 0.01, generator=generator)
         else:
             rows.normal_(generator=generator)
-    return keys, values
+    return keys, keys[..., : values.shape[3]] if layer.is_latent else values

@@ -1,7 +1,7 @@
 """Keys and values of 8 and 4 bits in Triton: rows of levels and scales, the bytes of `engine.attention.kv_format`.
 
 `BITS` is 8 or 4, `SIZE` how many numbers a row has, `PADDED` a power of two from 32 on that they are filled up to.
-Groups have 32 numbers.
+Groups have 32 numbers. Of a longer row, `SIZE` may be the first ones: scales lie behind all `LEVELS` of that row.
 """
 
 import triton
@@ -19,7 +19,7 @@ _INVERSES_OF_4_BITS: tl.constexpr = tl.constexpr((1 / -8, 1 / -7.5, 1 / -8.5, 1 
 
 @triton.jit
 def load_numbers(
-    rows, mask, SIZE: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr,
+    rows, mask, SIZE: tl.constexpr, PADDED: tl.constexpr, LEVELS: tl.constexpr, BITS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Loads the transformed numbers [T, PADDED] in float32 of the rows at these pointers [T] to bytes, whose addresses
@@ -34,7 +34,7 @@ def load_numbers(
         at = place // 32 * 16 + place % half
         pairs = tl.load(row + at[None, :], mask=is_number, other=0).to(tl.int32)
         levels = (pairs >> (place % 32 // half * 4)[None, :] & 15).to(tl.float32) - 8.0
-    scale_at = (row + SIZE * BITS // 8).to(tl.pointer_type(tl.bfloat16), bitcast=True) + group[None, :]
+    scale_at = (row + LEVELS * BITS // 8).to(tl.pointer_type(tl.bfloat16), bitcast=True) + group[None, :]
     has_scale = mask[:, None] & (group[None, :] < tl.cdiv(SIZE, 32))
     scales = tl.load(scale_at, mask=has_scale, other=0.0).to(tl.float32)
     numbers = levels.reshape(rows.shape[0], PADDED // 32, 32) * scales[:, :, None]

@@ -34,7 +34,7 @@ def prove_layers(config: EngineConfig, module: PreTrainedModel, place: Placement
     route_recurrent_functions(module)
     replace_recurrent_layers(module)
     replace_known_layers(module)
-    is_expanded = place.device.type != "cpu" or bool(place.group.of_first(are_expanded_by(config.adapters)))
+    is_expanded = bool(place.group.of_first(are_expanded_by(config.adapters)))
     replaced = {} if is_expanded else keep_latents(module, kv_dtype_named(config.kv_cache_dtype, place.dtype))
     if not replaced:
         return _proved(config, module, place)

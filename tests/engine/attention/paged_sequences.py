@@ -107,7 +107,10 @@ def lay_out(sequences: ListOf[Sequence], block_size: int = 16, placement: int = 
     )
     new = [(s.query, s.keys[-n:], s.values[-n:]) for s, n in zip(sequences, lengths, strict=True)]
     query, keys, values = (torch.cat(parts).to(device) for parts in zip(*new, strict=True))
-    return Paged(query, LayerCache(*(tensor.to(device) for tensor in cache)), metadata, keys, values)
+    moved = LayerCache(*(tensor.to(device) for tensor in cache))
+    if first.is_latent:
+        moved = LayerCache(moved.keys, moved.keys[..., : moved.values.shape[3]])
+    return Paged(query, moved, metadata, keys, values)
 
 
 def _empty_cache(like: Tensor, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
