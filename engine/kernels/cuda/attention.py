@@ -311,9 +311,10 @@ def write_rows(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot_ma
     layout is that of `attend_paged`; slots below 0 are left out."""
     constants = {"SIZE": layer.size, "SIZE_V": layer.size_v, "BLOCK": keys.shape[2], "PADDED": max(layer.padded)}
     constants |= {"KV_BITS": layer.kv_bits, "IS_LATENT": layer.is_latent}
+    num_warps = max(1, max(layer.padded) // 64) if layer.kv_bits else 1
     _write_kernel[key.shape[:2]](
         key, value, keys, values, slot_mapping, *key.stride(), *value.stride(), *keys.stride()[:3],
-        *values.stride()[:3], **constants, num_warps=1, enable_fp_fusion=False,
+        *values.stride()[:3], **constants, num_warps=num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ _TILES_IN_FLOAT32 = {1024: Tile(64, 32, 8, 2), 2048: Tile(16, 32, 8, 1)}
 _TILES_OF_FEW_BITS = _TILES | {512: Tile(64, 64, 8, 2)}
 _LARGEST_TILE = Tile(16, 32, 8, 2)
 _LARGEST_TILE_OF_FEW_BITS = Tile(16, 16, 8, 2)
+_TILE_OF_FEW_BITS_IN_FLOAT32 = Tile(16, 16, 8, 1)
 _LARGEST_TILE_IN_FLOAT32 = Tile(16, 16, 8, 1)
 _UNALIGNED_TILE = Tile(16, 16, 4, 2)
 _ALIGNED = 8
@@ -143,6 +144,8 @@ def _prefill_tile(layer: Layer) -> Tile:
     num_bytes, is_wide = sum(layer.padded) * layer.dtype.itemsize, layer.dtype == torch.float32
     if not is_wide and (layer.size % _ALIGNED or layer.size_v % _ALIGNED):
         return _UNALIGNED_TILE
+    if is_wide and layer.kv_bits:
+        return _TILE_OF_FEW_BITS_IN_FLOAT32
     tiles, largest = _TILES, _LARGEST_TILE
     if is_wide:
         tiles, largest = _TILES_IN_FLOAT32, _LARGEST_TILE_IN_FLOAT32
