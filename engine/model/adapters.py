@@ -17,8 +17,7 @@ from engine.model.adapter_targets import AdapterTarget, adapter_targets
 from engine.model.text_part import TEXT_PART_NAMES
 from engine.runner.forward import Forward
 from engine.runner.loaded_model import LoadedModel
-from engine.weights.batch_invariant_matmul import BatchInvariantWeight
-from engine.weights.packed_weight import KernelWeight, PackedWeight
+from engine.weights.packed_weight import KernelWeight, PackedWeight, pack_weight
 from engine.weights.rank_group import ALONE, RankGroup
 
 __all__ = ["ModelAdapters", "load_adapters"]
@@ -121,7 +120,7 @@ class ModelAdapters:
             target = self._targets[name]
             down, up = self._matrices(each, name, path)
             if len(target.columns):  # else all are other ranks'
-                packed.append((target, self._pack(down), self._pack(target.own(up))))
+                packed.append((target, self._pack(down), self._pack(target.own(up), len(up))))
         return _Packed(files.digest, path, files.rank, packed)
 
     def _add(self, new: _Packed) -> None:
@@ -161,9 +160,11 @@ class ModelAdapters:
             raise AdapterError(f"The adapter {path} has numbers for {name} that are too large for {self._dtype}.")
         return down, up
 
-    def _pack(self, matrix: Tensor) -> PackedWeight:
+    def _pack(self, matrix: Tensor, num_columns: int | None = None) -> PackedWeight:
         matrix = matrix.to(self._device)
-        return KernelWeight(matrix, may_be_coded=False) if self._has_kernels else BatchInvariantWeight(matrix)
+        if self._has_kernels:
+            return KernelWeight(matrix, may_be_coded=False)
+        return pack_weight(matrix, False, num_columns)
 
 
 def load_adapters(adapters: Adapters, sources: Iterable[AdapterSource]) -> dict[str, AdapterInfo]:

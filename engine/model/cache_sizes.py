@@ -39,10 +39,11 @@ class CacheSizes:
 
 def memory_for_caches(config: EngineConfig, device_type: str, free_bytes: int) -> int:
     """Returns the bytes for KV and states: as configured, else a share of the free ones that adapters do not need:
-    of these several ranks have at most a whole each."""
+    of these several ranks, which on the CPU share the memory, have at most a whole each."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
-    kept_bytes = config.tensor_parallel_size * sum(size_of_files(each.path) for each in config.adapters)
+    num_sharing = config.tensor_parallel_size if device_type == "cpu" else 1
+    kept_bytes = num_sharing * sum(size_of_files(each.path) for each in config.adapters)
     share = int((free_bytes - kept_bytes) * SHARE_OF_AVAILABLE[device_type])
     return min(share, MAX_DEFAULT_KV_BYTES) if device_type == "cpu" else share
 

@@ -53,15 +53,27 @@ def new_caches(
     together; else a share of what is free beside `step_bytes`. The KV cache lies in the memory of the file
     `kv_memory_fd` where that can be. Raises ConfigError or ModelMemoryError."""
     free_bytes = available_bytes(model.device) - step_bytes
-    cache_bytes = group.of_first(memory_for_caches(config, model.device.type, free_bytes))
     groups = window_groups(config, model)
     own_bytes = bytes_per_slot(model.states), model.bytes_per_block(config.block_size, groups.of_layers)
-    memory = CacheMemory(cache_bytes, *map(int, group.sum(*own_bytes)))
+    cache_bytes = memory_for_caches(config, model.device.type, free_bytes)
+    if model.device.type == "cuda" and config.kv_cache_bytes is None:
+        cache_bytes = _bytes_of_all(cache_bytes, own_bytes[1], group)
+    memory = CacheMemory(group.of_first(cache_bytes), *map(int, group.sum(*own_bytes)))
     sizes = cache_sizes(config, config.limits_on(model.device.type), max_model_len, memory, groups)
     states = StateCache(model.states, sizes.num_slots, model.device, sizes.num_copies)
     kv_size = _KVSize(sizes.num_blocks, config.block_size, sizes.num_blocks * memory.block_bytes)
     shared = _shared_pages(config, model, kv_size.num_bytes, kv_memory_fd)
     return Caches(_new_kv_cache(model, kv_size, groups, shared), groups, states, sizes.max_model_len)
+
+
+def _bytes_of_all(own_bytes: int, block_bytes: int, group: RankGroup) -> int:
+    """Returns how much all ranks together may take where each has `own_bytes` of its own memory, of which a block takes
+    `block_bytes`: so much that none has to take more than it has."""
+    ranks = group.values_of_all(own_bytes, block_bytes)
+    blocks_bytes = sum(each for _, each in ranks)
+    if not blocks_bytes:
+        return int(group.size * min(own for own, _ in ranks))
+    return int(min(own * blocks_bytes // each for own, each in ranks if each))
 
 
 def _shared_pages(config: EngineConfig, model: LoadedModel, num_bytes: int, fd: int | None) -> SharedPages | None:

@@ -134,7 +134,7 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
     caches = new_caches(config, model, max_model_len, step_bytes, group, kv_memory_fd)
     forward = _forward(model.module, caches.kv, backend, caches.states)
     drafting = draft_forward(model, caches.kv, backend)
-    forward = _recorded(config, forward, caches)
+    forward = _recorded(config, forward, caches, group)
     if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
         head = drafting.forward if isinstance(drafting, HeadPasses) else None
         packed_cache.keep(model, forward.parts, head.parts if isinstance(head, KernelHeadForward) else None)
@@ -204,8 +204,9 @@ def _forward(module: Any, cache: KVCache, backend: AttentionBackend, states: Sta
     return choose_forward(module, cache, backend, states)
 
 
-def _recorded(config: EngineConfig, forward: Forward, caches: Caches) -> Forward:
-    """Returns the forward pass with its decode steps in CUDA graphs where there may be some."""
+def _recorded(config: EngineConfig, forward: Forward, caches: Caches, group: RankGroup) -> Forward:
+    """Returns the forward pass with its decode steps in CUDA graphs where there may be some, on all ranks or on none:
+    a recorded step fills its batch up, and ranks gather as many rows."""
     device = caches.kv.layers[0].keys.device if caches.kv.layers else torch.device("cpu")
     if device.type != "cuda" or config.enforce_eager:
         return forward
@@ -215,7 +216,7 @@ def _recorded(config: EngineConfig, forward: Forward, caches: Caches) -> Forward
         forward, StaticInputs(sizes[-1], caches.max_model_len, caches.kv.block_size, device), sizes
     )
     logger.info("decode steps of %d sizes recorded in %.1f s", len(sizes), time.monotonic() - started_s)
-    return recorded
+    return recorded if group.have_all(None if recorded is forward else 1) else forward
 
 
 def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: int, group: RankGroup) -> LoadedModel:

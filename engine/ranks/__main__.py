@@ -1,4 +1,4 @@
-"""The process of a rank: `python -m engine.ranks LINK_FD MEMORY_FD`, started by `engine.ranks.processes`.
+"""The process of a rank: `python -m engine.ranks LINK_FD SHARED_FD`, started by `engine.ranks.processes`.
 
 It loads its part of the model, and then runs the forward passes that the first rank tells of. Its standard input is a
 pipe that ends when the first rank's process does, however that dies; then this process ends, too, even if it was

@@ -67,11 +67,9 @@ class _States(msgspec.Struct, frozen=True):
             [*states.num_drafts],
         )
 
-    def metadata(self) -> StateMetadata:
+    def metadata(self, device: torch.device) -> StateMetadata:
         copied = {"restored": self.restored, "saved": self.saved}
-        return StateMetadata(
-            self.slots, self.lengths, self.is_first, torch.device("cpu"), **copied, num_drafts=self.num_drafts
-        )
+        return StateMetadata(self.slots, self.lengths, self.is_first, device, **copied, num_drafts=self.num_drafts)
 
 
 class ForwardPass(msgspec.Struct, frozen=True, tag=True):
@@ -94,10 +92,9 @@ class ForwardPass(msgspec.Struct, frozen=True, tag=True):
     hidden_of: tuple[int, ...] | None = None
     """Which hidden states a head is to keep, if there is one."""
 
-    def inputs(self) -> ModelInputs:
-        numbers = torch.frombuffer(bytearray(self.numbers), dtype=torch.int64).view(3, self.num_tokens)
-        token_ids, positions, slot_mapping = numbers
-        tables = torch.frombuffer(bytearray(self.tables), dtype=torch.int32)
+    def inputs(self, device: torch.device) -> ModelInputs:
+        token_ids, positions, slot_mapping = _tensor(self.numbers, torch.int64, device).view(3, self.num_tokens)
+        tables = _tensor(self.tables, torch.int32, device)
         sizes = (self.num_seqs, self.num_seqs + 1, len(tables) - 2 * self.num_seqs - 1)
         context_lens, cu_seqlens_q, blocks = tables.split_with_sizes(sizes)
         attention = AttentionMetadata(
@@ -108,8 +105,8 @@ class ForwardPass(msgspec.Struct, frozen=True, tag=True):
             max_seqlen_q=self.longest[0],
             max_context_len=self.longest[1],
         )
-        states = None if self.states is None else self.states.metadata()
-        adapters = None if self.adapters is None else torch.frombuffer(bytearray(self.adapters), dtype=torch.int64)
+        states = None if self.states is None else self.states.metadata(device)
+        adapters = None if self.adapters is None else _tensor(self.adapters, torch.int64, device)
         return ModelInputs(token_ids, positions, attention, states, adapters, block_copies=self.block_copies)
 
 
@@ -139,7 +136,7 @@ RankMessage = ForwardPass | HeadPass | Settlement | LoadAdapter | UnloadAdapter 
 
 
 def forward_pass_of(index: int, inputs: ModelInputs, kept: Any, hidden_of: HiddenOf = None) -> ForwardPass:
-    """Returns the message about a forward pass of these inputs, which lie on the CPU."""
+    """Returns the message about a forward pass of these inputs. Of those on a device, the host waits for two copies."""
     paged = inputs.attention
     return ForwardPass(
         index,
@@ -163,4 +160,10 @@ def head_pass_of(inputs: ModelInputs, before: HiddenBefore, kept: Sequence[int])
 
 
 def _bytes(*tensors: Tensor) -> bytes:
+    if tensors[0].device.type != "cpu":
+        return torch.cat([tensor.flatten() for tensor in tensors]).cpu().numpy().tobytes()
     return b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
+
+
+def _tensor(numbers: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(numbers), dtype=dtype).to(device)

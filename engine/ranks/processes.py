@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from multiprocessing.connection import Connection, Pipe
 
 import msgspec
@@ -14,11 +15,11 @@ import torch
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelError, ModelMemoryError, TwostepError, UnsupportedModelError
 from engine.host.numa import cpus_of_ranks, numa_nodes
-from engine.kernels import load_kernels
+from engine.ranks.groups import check_ranks, new_shared_file, open_group_of
 from engine.ranks.leader import Leader
-from engine.ranks.memory import new_memory, open_group
 from engine.ranks.messages import RankFailure, RankMessage, RankStart
 from engine.ranks.rank import EXIT_CANNOT_LOAD
+from engine.weights.rank_group import RankGroup
 
 __all__ = ["RankProcesses"]
 
@@ -44,26 +45,33 @@ class RankProcesses:
 
     def __init__(self, config: EngineConfig, on_death: Callable[[int], None] = end_alike) -> None:
         """Starts the processes, which load their part of the model. Raises ConfigError where there can be none."""
-        _check(config)
+        check_ranks(config)
         size = config.tensor_parallel_size
         self._on_death = on_death
         self._is_closing = False
         self._failure: TwostepError | None = None
         self._encoder = msgspec.msgpack.Encoder()
-        memory = new_memory(size)
+        self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._group: Future[RankGroup] = Future()  # which on GPUs is there once all ranks are
+        self.config = _own_config(config)
+        shared = new_shared_file(config)
         try:
-            self.group = open_group(memory, 0, size)
             cpus = cpus_of_ranks(size, os.sched_getaffinity(0), numa_nodes())
-            self.config = _own_config(config)
-            self._ranks = [self._start(rank, memory, cpus[rank]) for rank in range(1, size)]
+            self._ranks += [self._start(rank, shared, cpus[rank]) for rank in range(1, size)]
+            self._group.set_result(open_group_of(config, shared, 0))
         finally:
-            os.close(memory)
+            os.close(shared)
         if cpus[0] != os.sched_getaffinity(0):
             os.sched_setaffinity(0, cpus[0])
 
-    def _start(self, rank: int, memory: int, cpus: frozenset[int]) -> "tuple[subprocess.Popen[bytes], Connection]":
+    @property
+    def group(self) -> RankGroup:
+        """The first rank among all."""
+        return self._group.result()
+
+    def _start(self, rank: int, shared: int, cpus: frozenset[int]) -> "tuple[subprocess.Popen[bytes], Connection]":
         own_end, other_end = Pipe()
-        fds = (other_end.fileno(), memory)
+        fds = (other_end.fileno(), shared)
         command = [sys.executable, "-m", "engine.ranks", *map(str, fds)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds)
         other_end.close()
@@ -111,14 +119,7 @@ class RankProcesses:
                 process.wait(_END_GRACE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def _check(config: EngineConfig) -> None:
-    flag = f"--tensor-parallel-size {config.tensor_parallel_size}"
-    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
-        raise ConfigError(f"{flag} runs on the CPU only: use --device cpu, or leave it out.")
-    if load_kernels() is None:
-        raise ConfigError(f"{flag} needs the CPU kernels, which are not here; the log says why.")
+        self.group.exchange.abort()  # else GPUs would wait at the end of this process for what no other one computes
 
 
 def _own_config(config: EngineConfig) -> EngineConfig:

@@ -14,9 +14,8 @@ from engine.core.errors import AdapterError, ConfigError, ModelError
 from engine.core.messages import LoadAdapter, UnloadAdapter
 from engine.host.log_format import configure_root
 from engine.host.memory_trim import trim_after_startup
-from engine.kernels import load_kernels
 from engine.model.setup import ReadyModel, load_ready_model
-from engine.ranks.memory import open_group
+from engine.ranks.groups import open_group_of
 from engine.ranks.messages import ForwardPass, HeadPass, RankFailure, RankMessage, RankStart, ReleaseAdapter, Settlement
 from engine.runner.head_passes import HiddenBefore
 
@@ -27,14 +26,13 @@ EXIT_CANNOT_LOAD = 2
 logger = logging.getLogger(__name__)
 
 
-def run(link: Connection, memory: int) -> int:
+def run(link: Connection, shared: int) -> int:
     """Loads this rank's part of the model and serves until the link ends. Returns the exit code: 2, after a message, if
     the model cannot be loaded."""
     start = msgspec.msgpack.decode(link.recv_bytes(), type=RankStart)
     configure_root(start.log_level, f"%(asctime)s %(levelname)s rank {start.rank}: %(message)s")
     os.sched_setaffinity(0, start.cpus)
-    load_kernels()
-    group = open_group(memory, start.rank, start.config.tensor_parallel_size)
+    group = open_group_of(start.config, shared, start.rank)
     try:
         ready = load_ready_model(start.config, group)
     except (ConfigError, ModelError) as error:
@@ -59,16 +57,17 @@ def serve(link: Connection, ready: ReadyModel) -> None:
         elif isinstance(message, HeadPass):
             assert ready.head is not None, "all ranks have a head, or none"
             own = message.forward_pass
-            ready.head(own.inputs(), HiddenBefore(message.slots, message.rows), own.kept or [])
+            ready.head(own.inputs(ready.model.device), HiddenBefore(message.slots, message.rows), own.kept or [])
         else:
             run_forward(ready, message)
 
 
 def run_forward(ready: ReadyModel, message: ForwardPass) -> None:
     """Runs a forward pass, and keeps the hidden states that a head reads."""
-    inputs = message.inputs()
+    inputs = message.inputs(ready.model.device)
     slots = inputs.attention.slot_mapping
-    ready.caches.kv.prefault(int(slots.max()) // ready.caches.kv.block_size, message.num_tokens)
+    if not slots.is_cuda:  # where pages are the device's own, and reading a slot would wait for it
+        ready.caches.kv.prefault(int(slots.max()) // ready.caches.kv.block_size, message.num_tokens)
     ready.caches.kv.copy_blocks(inputs.block_copies)
     output = ready.shared[message.index](inputs, message.kept, message.hidden_of)
     if ready.head is not None and output.all_hidden is not None:

@@ -59,7 +59,7 @@ class PackedStack:
 
 
 def _packed(weight: Tensor, pack: Pack, cut: Cut | None, group: RankGroup) -> PackedWeight:
-    return gathered(pack(weight if cut is None else cut.own(weight)), cut, group)
+    return pack(weight) if cut is None else gathered(pack(cut.own(weight), num_columns=cut.num_columns), cut, group)
 
 
 def has_output_norm(experts: nn.Module) -> bool:

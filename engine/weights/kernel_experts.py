@@ -98,9 +98,9 @@ def kernel_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> Ex
 
 
 def expert_cuts(
-    experts: nn.Module, dtype: torch.dtype, num_up: int, num_out: int, group: RankGroup
+    experts: nn.Module, first: Tensor, num_up: int, num_out: int, group: RankGroup
 ) -> tuple[Cut | None, Cut | None]:
-    """Returns a rank's part of each expert's first matrix, with `num_up` output columns, and of its last, with
+    """Returns a rank's part of each expert's `first` matrix, with `num_up` output columns, and of its last, with
     `num_out`.
 
     Where the kernels know the gate, a rank has the same columns of gate and up, and what it makes of them is gathered.
@@ -108,14 +108,14 @@ def expert_cuts(
     """
     if group.size == 1:
         return None, None
-    gate = _find_gate(experts, dtype)
+    gate = _find_gate(experts, first.dtype) if first.device.type == "cpu" else None
     num_inner = num_up if gate is not None and not gate.is_gated else num_up // 2
     if gate is None or num_inner < group.size:
         return even_cut(num_up, group), even_cut(num_out, group)
     starts = starts_of(num_inner, group.size)
-    first, end = starts[group.rank], starts[group.rank + 1]
-    halves = slice(first, end), slice(num_inner + first, num_inner + end)
-    rows = (slice(2 * first, 2 * end),) if gate.is_in_turn else halves
+    start, end = starts[group.rank], starts[group.rank + 1]
+    halves = slice(start, end), slice(num_inner + start, num_inner + end)
+    rows = (slice(2 * start, 2 * end),) if gate.is_in_turn else halves
     return Cut(rows if gate.is_gated else halves[:1], num_up), even_cut(num_out, group, starts)
 
 

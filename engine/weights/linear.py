@@ -186,7 +186,7 @@ def _pack_module(module: nn.Module, pack: Pack, group: RankGroup, cut: Cut | Non
     if cut is not None:
         weight = cut.own(weight)
         bias = cut.own(bias) if bias is not None and cut.output_starts is None else bias
-    packed = gathered(pack(weight), cut, group)
+    packed = gathered(pack(weight, num_columns=None if cut is None else cut.num_columns), cut, group)
     return PackedLinear(packed, None if bias is None else bias.detach().clone(), cut)  # off the mapped checkpoint file
 
 

@@ -89,7 +89,7 @@ class PackedExperts(_ExpertStacks):
         name = "gate_up_proj" if experts.has_gate else "up_proj"
         is_transposed = bool(experts.is_transposed)
         num_up, num_out = (_num_columns(experts, each, is_transposed) for each in (name, "down_proj"))
-        cuts = expert_cuts(experts, cast(Tensor, experts._parameters[name]).dtype, num_up, num_out, group)
+        cuts = expert_cuts(experts, cast(Tensor, experts._parameters[name]), num_up, num_out, group)
         pack_stack = functools.partial(PackedStack, experts, is_transposed, pack, group=group)
         self.up, self.down = pack_stack(name, cut=cuts[0]), pack_stack("down_proj", cut=cuts[1])
         self.parts = kernel_experts(experts, self.up, self.down)

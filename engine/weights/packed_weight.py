@@ -40,15 +40,16 @@ class PackedWeight(Protocol):
         ...
 
 
-def pack_weight(weight: Tensor, kernels_available: bool) -> PackedWeight:
+def pack_weight(weight: Tensor, kernels_available: bool, num_columns: int | None = None) -> PackedWeight:
     """Packs a weight [N, K], which is not kept: for the kernel of its device where that supports its dtype, else torch.
 
-    `kernels_available` tells of the C++ kernels; those in Triton come with torch.
+    `kernels_available` tells of the C++ kernels; those in Triton come with torch. `num_columns` are those of the whole
+    matrix, if this is one rank's part of it.
     """
     if weight.device.type == "cuda" and weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
         from engine.weights.triton_weight import TritonWeight  # CPU builds of torch bring no Triton
 
-        return TritonWeight(weight)
+        return TritonWeight(weight, num_columns)
     if kernels_available and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
         return KernelWeight(weight)
     return BatchInvariantWeight(weight)

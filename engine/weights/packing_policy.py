@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +18,14 @@ __all__ = ["Pack", "Packing", "check_quantization", "packing_for"]
 
 _E4M3_CAPABILITY = (8, 9)  # the first whose instructions know the format
 
-Pack = Callable[[Tensor], PackedWeight]  # packs a weight [N, K], which is not kept
+
+class Pack(Protocol):
+    """Packs weights."""
+
+    def __call__(self, weight: Tensor, *, num_columns: int | None = None) -> PackedWeight:
+        """Packs a weight [N, K], which is not kept. It is one rank's part of a matrix, if that has `num_columns` rows,
+        by which the order of sums may be chosen."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,18 @@ def packing_for(
         )
     bits = BITS[quantization]
     if not kernels_available:
-        layers, head = (functools.partial(TorchQuantizedWeight, bits=each) for each in (bits, 8))
+        layers, head = (_of_any_part(functools.partial(TorchQuantizedWeight, bits=each)) for each in (bits, 8))
         return Packing(layers=layers, head=head, routers=dense)
     return Packing(
-        layers=functools.partial(KernelQuantizedWeight, bits=bits),
-        head=functools.partial(KernelQuantizedWeight, bits=8, row_bits=16),
+        layers=_of_any_part(functools.partial(KernelQuantizedWeight, bits=bits)),
+        head=_of_any_part(functools.partial(KernelQuantizedWeight, bits=8, row_bits=16)),
         routers=dense,
     )
+
+
+def _of_any_part(pack: Callable[[Tensor], PackedWeight]) -> Pack:
+    """Returns what packs weights whose sums have an order that does not depend on their number of rows."""
+    return lambda weight, *, num_columns=None: pack(weight)
 
 
 def check_quantization(quantization: str, device: torch.device) -> None:
@@ -73,7 +86,9 @@ def check_quantization(quantization: str, device: torch.device) -> None:
         )
 
 
-def _pack(weight: Tensor, kernels_available: bool, rounds_rows: bool = False) -> PackedWeight:
+def _pack(
+    weight: Tensor, kernels_available: bool, rounds_rows: bool = False, num_columns: int | None = None
+) -> PackedWeight:
     """Packs a weight as it is stored if the kernels multiply that, else its numbers."""
     stored = keep_blocks(weight, rounds_rows) if kernels_available else None
-    return stored or pack_weight(weight, kernels_available)
+    return stored or pack_weight(weight, kernels_available, num_columns)

@@ -2,30 +2,57 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["ALONE", "Gather", "RankGroup"]
+__all__ = ["ALONE", "Exchange", "Gather", "NoExchange", "RankGroup"]
+
+_CPU = torch.device("cpu")
 
 
 class Gather(Protocol):
-    """Gathers the columns of all ranks (`engine/kernels/ranks`). All ranks call it together."""
+    """Gathers the columns of all ranks. All ranks call it together."""
 
     def run(self, x: Tensor) -> Tensor:
         """Returns all ranks' columns [T, all] beside each other; `x` [T, own] are this one's."""
         ...
 
 
+class Exchange(Protocol):
+    """How ranks exchange columns: in shared memory (`engine.ranks.memory`), or among devices
+    (`engine.ranks.device_exchange`)."""
+
+    def gather(self, starts: Sequence[int]) -> Gather:
+        """Returns what gathers columns, of which those of rank r are [starts[r], starts[r + 1])."""
+        ...
+
+    def abort(self) -> None:
+        """Has no rank wait for another any more, which raises RuntimeError."""
+        ...
+
+
+class NoExchange:
+    """The exchange of a rank that is alone, which nothing is gathered from."""
+
+    def gather(self, starts: Sequence[int]) -> Gather:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """A rank among all, and the exchange between them, which is an object of the kernels. What is computed from
-    gathered values is the same on every rank."""
+    """A rank among all, and the exchange between them. What is computed from gathered values is the same on every
+    rank."""
 
     rank: int
     size: int
-    exchange: Any
+    exchange: Exchange
+    device: torch.device = _CPU
+    """Where tensors lie that are exchanged."""
 
     @property
     def is_first(self) -> bool:
@@ -34,13 +61,13 @@ class RankGroup:
 
     def gather(self, starts: Sequence[int]) -> Gather:
         """Returns what gathers columns, of which those of rank r are [starts[r], starts[r + 1])."""
-        return cast(Gather, torch.classes.twostep.Gather(self.exchange, [*starts]))
+        return self.exchange.gather(starts)
 
     def values_of_all(self, *values: float) -> list[list[float]]:
         """Returns the numbers that each rank calls this with, by rank. All ranks call it together."""
         if self.size == 1:
             return [[*values]]
-        own = torch.tensor([values], dtype=torch.float64)
+        own = torch.tensor([values], dtype=torch.float64, device=self.device)
         starts = range(0, (self.size + 1) * len(values), len(values))
         numbers: list[list[float]] = self.gather(starts).run(own).view(self.size, -1).tolist()
         return numbers
@@ -63,5 +90,5 @@ class RankGroup:
         self.values_of_all(0)
 
 
-ALONE = RankGroup(0, 1, None)
+ALONE = RankGroup(0, 1, NoExchange())
 """The only rank of a model that one process computes."""

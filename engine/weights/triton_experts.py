@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from engine.kernels.cuda.experts import Experts, SortedSlots, add_slots, multiply_by_experts, sort_slots
 from engine.kernels.cuda.linear import Coding
 from engine.weights.expert_stack import PackedStack, has_output_norm
+from engine.weights.gathered_weight import GatheredWeight, own_part
 from engine.weights.packed_weight import PackedWeight
 from engine.weights.triton_weight import TritonWeight
 
@@ -17,7 +18,7 @@ __all__ = ["TritonExperts", "TritonStack", "triton_experts"]
 
 def triton_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> "TritonExperts | None":
     """Returns the experts for Triton, or None where their weights are others, or a norm follows the last matrix."""
-    are_packed = all(isinstance(weight, TritonWeight) for stack in (up, down) for weight in stack.weights)
+    are_packed = all(isinstance(own_part(weight), TritonWeight) for stack in (up, down) for weight in stack.weights)
     return TritonExperts(experts, up, down) if are_packed and not has_output_norm(experts) else None
 
 
@@ -29,7 +30,7 @@ class TritonExperts:
         """Takes the module for its gate, and the weights, each a `TritonWeight`, which stay where they are."""
         module: Any = experts
         self._between = module._apply_gate if module.has_gate else module.act_fn
-        self._up, self._down = TritonStack(up.weights, up.biases), TritonStack(down.weights, down.biases)
+        self._up, self._down = TritonStack(up.weights, up.own_biases), TritonStack(down.weights, down.own_biases)
 
     def run(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Runs the chosen experts [T, S] with their weights [T, S] on hidden_states [T, H]; returns [T, H].
@@ -38,17 +39,20 @@ class TritonExperts:
         """
         num_experts = len(self._up.weights)
         by_expert = sort_slots(chosen, num_experts)
-        inner = self._between(self._up.multiply(hidden_states, by_expert, is_sorted=False))
+        inner = self._between(self._up.gathered(self._up.multiply(hidden_states, by_expert, is_sorted=False)))
         outputs = self._down.multiply(inner, by_expert, is_sorted=True)
-        return add_slots(outputs, chosen, weights, num_experts)
+        return self._down.gathered(add_slots(outputs, chosen, weights, num_experts))
 
 
 class TritonStack:
-    """One matrix of each expert or head, as the product takes them."""
+    """One matrix of each expert or head, as the product takes them, or one rank's part of its columns."""
 
     def __init__(self, weights: Sequence[PackedWeight], biases: Tensor | None) -> None:
-        """Takes weights of one shape, each a `TritonWeight`, and biases [E, N]."""
-        self.weights = cast("Sequence[TritonWeight]", weights)  # kept: the product knows their addresses alone
+        """Takes weights of one shape, each a `TritonWeight` or gathered from one, and biases [E, N] of this rank's
+        columns."""
+        whole = weights[0]
+        self._after = whole.after if isinstance(whole, GatheredWeight) else None
+        self.weights = [cast(TritonWeight, own_part(each)) for each in weights]  # kept: products know addresses alone
         first = self.weights[0]
         addresses = torch.tensor([weight.rows.data_ptr() for weight in self.weights], device=first.device)
         biases = None if biases is None else biases.contiguous()
@@ -57,8 +61,13 @@ class TritonStack:
         self._experts = Experts(addresses, biases, *layout, _joined_coding(self.weights))
 
     def multiply(self, x: Tensor, by_expert: SortedSlots, is_sorted: bool) -> Tensor:
-        """Multiplies rows by those of the matrices that were chosen for them; see `multiply_by_experts`."""
+        """Multiplies rows by those of the matrices that were chosen for them; see `multiply_by_experts`. Returns this
+        rank's columns."""
         return multiply_by_experts(self.weights[0].taken(x), self._experts, by_expert, is_sorted)
+
+    def gathered(self, columns: Tensor) -> Tensor:
+        """Returns the columns of all ranks beside each other."""
+        return columns if self._after is None else self._after.run(columns)
 
     def multiply_each(self, x: Tensor) -> Tensor:
         """Multiplies rows x [E, T, K] by each its matrix; returns [E, T, N]. Does not wait for the GPU."""

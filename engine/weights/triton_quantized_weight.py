@@ -13,10 +13,13 @@ from engine.weights.triton_weight import TritonWeight
 __all__ = ["TritonFp8Weight", "TritonIntegerWeight", "triton_quantized"]
 
 
-def triton_quantized(weight: Tensor, quantization: str) -> TritonWeight:
-    """Returns the weight [N, K], which is not kept, as fp8, int8 or int4. Raises ModelError for NaN or infinity."""
+def triton_quantized(weight: Tensor, quantization: str, num_columns: int | None = None) -> TritonWeight:
+    """Returns the weight [N, K], which is not kept, as fp8, int8 or int4; `num_columns` are those of a whole matrix, as
+    `TritonWeight` has them. Raises ModelError for NaN or infinity."""
     check_finite(weight)
-    return TritonFp8Weight(weight) if quantization == "fp8" else TritonIntegerWeight(weight, BITS[quantization])
+    if quantization == "fp8":
+        return TritonFp8Weight(weight, num_columns)
+    return TritonIntegerWeight(weight, BITS[quantization], num_columns)
 
 
 class TritonFp8Weight(TritonWeight):
@@ -45,9 +48,9 @@ class TritonIntegerWeight(TritonWeight):
     The product in the same order of the numbers that the codes stand for is the plain path: bits are the same.
     """
 
-    def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
+    def __init__(self, weight: Tensor, bits: int, num_columns: int | None = None) -> None:  # [N, K]
         self._bits = bits
-        super().__init__(weight)
+        super().__init__(weight, num_columns)
 
     @property
     def _code_dtype(self) -> torch.dtype:

@@ -14,16 +14,22 @@ _SHARED_BYTES = 99 << 10  # of the smallest supported GPU, for where there is no
 
 
 class TritonWeight:
-    """A `PackedWeight` row by row, each filled up to whole steps of its product. Its rows are numbers or codes."""
+    """A `PackedWeight` row by row, each filled up to whole steps of its product. Its rows are numbers or codes.
+
+    The order of its sums is that of the whole matrix, if this is one rank's part of it, so that a part has the same
+    bits. Its tiles are chosen for the part, and change none.
+    """
 
     rows: Tensor
     """Numbers [N, K and what fills up], or their codes."""
     coding: Coding | None = None
 
-    def __init__(self, weight: Tensor) -> None:  # [N, K], in a number format of `DTYPES`
+    def __init__(self, weight: Tensor, num_columns: int | None = None) -> None:
+        """`weight` [N, K] is in a number format of `DTYPES`, and has some of the rows of a matrix with `num_columns` of
+        them, by default all."""
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         num_out, num_in = weight.shape
-        self.order = sum_order(num_out, num_in, self._code_dtype)
+        self.order = sum_order(num_columns or num_out, num_in, self._code_dtype)
         self.num_missing = -num_in % self.order.block_k
         self._num_segments = self.order.num_segments(num_in)
         self._shared_bytes, self._is_hopper = _shared_bytes(weight.device), _is_hopper(weight.device)

@@ -1,17 +1,12 @@
 """Models whose parts are fused with the operators in Triton compute what they computed before."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-import torch
 
 from tests.engine.model.fused_models import LAYERS, PARTS
+from tests.gpu.programs import output_of
 
-ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "mistral", "mixtral", "qwen3_moe", "smollm3", "phi3", "deepseek_v3")
 FUSED = PARTS | {
     "smollm3": PARTS["llama"],
@@ -19,17 +14,6 @@ FUSED = PARTS | {
     "deepseek_v3": {"FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
 }
 ROUNDING = {"torch.float32": 2e-6, "torch.bfloat16": 1e-2, "torch.float16": 1e-3}
-
-
-def output_of(*program: str, **settings: str) -> str:
-    """Returns what a program prints, which is interpreted where there is no GPU."""
-    command = [sys.executable, "-m", *program]
-    environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}) | settings
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.ranks.memory import SharedMemory
 from engine.weights.rank_group import ALONE, RankGroup
 from tests.engine.ranks.rank_threads import groups, together
 
@@ -22,7 +23,9 @@ def with_small_parts(size: int, timeout_s: float = 60.0) -> list[RankGroup]:
     memory = os.memfd_create("test")
     os.ftruncate(memory, torch.ops.twostep.exchange_size(size, PART_BYTES))
     exchange = torch.classes.twostep.Exchange
-    made = [RankGroup(rank, size, exchange(memory, rank, size, PART_BYTES, timeout_s)) for rank in range(size)]
+    made = [
+        RankGroup(rank, size, SharedMemory(exchange(memory, rank, size, PART_BYTES, timeout_s))) for rank in range(size)
+    ]
     os.close(memory)
     return made
 

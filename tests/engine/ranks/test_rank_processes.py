@@ -11,6 +11,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.assembly import load_engine
 from engine.client.async_engine import AsyncEngine
@@ -122,13 +123,27 @@ def test_what_only_another_rank_finds_is_the_reason(monkeypatch: pytest.MonkeyPa
 
 
 def test_ranks_need_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.ranks.processes.load_kernels", lambda: None)
+    monkeypatch.setattr("engine.ranks.groups.load_kernels", lambda: None)
     with pytest.raises(ConfigError, match="--tensor-parallel-size 2 needs the CPU kernels"):
         load_engine(config())
 
 
-def test_ranks_run_on_the_cpu_only() -> None:
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 runs on the CPU only"):
+@pytest.mark.parametrize(("device", "num_gpus"), [("cuda", 0), ("cuda", 1), ("auto", 3)])
+def test_each_rank_needs_a_gpu(device: str, num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    reason = (
+        rf"--tensor-parallel-size 4 needs a GPU for each rank, and torch sees {num_gpus}: .*, or use --device cpu\."
+    )
+    with pytest.raises(ConfigError, match=reason):
+        load_engine(config(size=4, device=device))
+
+
+def test_ranks_on_gpus_need_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 on GPUs needs a build of torch with NCCL"):
         load_engine(config(device="cuda"))
 
 

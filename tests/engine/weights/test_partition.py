@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.weights.partition import Cut, even_cut, head_parts, starts_of
-from engine.weights.rank_group import RankGroup
+from engine.weights.rank_group import ALONE, NoExchange, RankGroup
 
 
 @given(st.integers(0, 500), st.integers(1, 9), st.integers(1, 70))
@@ -37,7 +37,7 @@ def test_every_head_is_one_ranks_and_reads_its_own_keys(num_kv_heads: int, group
 @given(st.integers(1, 700), st.integers(2, 6))
 def test_even_parts_are_the_whole_weight(num_out: int, size: int) -> None:
     weight = torch.arange(3.0 * num_out).view(num_out, 3)
-    cuts = [even_cut(num_out, RankGroup(rank, size, None)) for rank in range(size)]
+    cuts = [even_cut(num_out, RankGroup(rank, size, NoExchange())) for rank in range(size)]
     if num_out < size:
         assert cuts == [None] * size
     else:
@@ -45,7 +45,7 @@ def test_even_parts_are_the_whole_weight(num_out: int, size: int) -> None:
 
 
 def test_a_model_of_one_rank_is_not_cut() -> None:
-    assert even_cut(100, RankGroup(0, 1, None)) is None
+    assert even_cut(100, ALONE) is None
 
 
 @pytest.mark.parametrize("rows", [(slice(2, 4),), (slice(4, 6), slice(0, 1))])
