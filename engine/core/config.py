@@ -112,7 +112,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     """CPU threads of the model, of all its ranks together; None leaves torch's default."""
     tensor_parallel_size: int = 1
-    """Number of ranks: processes of this host that compute the model together, on the CPU. See
+    """Number of ranks: processes of this host that compute the model together, on its CPUs or each on a GPU. See
     `engine.model.tensor_parallel`."""
     trace: str | None = None
     """File that receives one JSON line per step that ran something."""

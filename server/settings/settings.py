@@ -164,7 +164,7 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = setting("Engine", "auto", "Where to run.")
     num_threads: PositiveInt | None = setting("Engine", None, "CPU threads; default: torch's choice.")
     tensor_parallel_size: PositiveInt = setting(
-        "Engine", 1, "Processes that compute the model together, on the CPU; the threads are divided among them."
+        "Engine", 1, "Processes that compute the model together: threads are divided among them, or each has a GPU."
     )
     require_kernels: bool = setting(
         "Engine", False, "Refuse to start on the CPU without kernels, not serve many times slower."

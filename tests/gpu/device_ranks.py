@@ -37,12 +37,17 @@ from tests.engine.ranks.rank_adapters import adapters_of
 from tests.engine.tiny_models import COMMON, VOCAB_SIZE, make_checkpoint
 
 SIZES = {"hidden_size": 256, "intermediate_size": 288, "num_hidden_layers": 2}
+SIZES_ON_GPUS = {
+    **{"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 2},
+    **{"num_attention_heads": 8, "num_key_value_heads": 4},
+}
 """Sizes of models whose parts would be summed in other orders than the whole, if those were chosen for a part."""
 CPU = torch.device("cpu")
 
 
 def main(name: str, size: int, settings: dict[str, Any]) -> None:
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(COMMON, SIZES), as_on_devices():
+    sizes = SIZES_ON_GPUS if torch.cuda.is_available() else SIZES
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(COMMON, sizes), as_on_devices():
         path = make_checkpoint(name, Path(folder))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         fields = {"device": device, "dtype": "float32", "num_blocks": 64, "max_num_batched_tokens": 11, **settings}

@@ -44,6 +44,7 @@ STAGES = {
     "eager": Stage("steps", "run_eager", 60),
     "profile": Stage("steps", "run_profile", 60),
     "server": Stage("serving", "run", 150),
+    "ranks": Stage("ranks", "run", 240),
     "peers": Stage("peers", "run", 120),
     "sanitizer": Stage("kernel_tests", "run_sanitizer", 120),
 }
