@@ -17,6 +17,7 @@ from torch import Tensor
 
 __all__ = ["Codec", "StoredRows", "StoredTensor", "as_stored", "dense"]
 
+_CPU = torch.device("cpu")
 _NUMBERS_AT_ONCE = 1 << 15
 """Numbers that a thread expands at once: what lies between the stored and the dense ones stays in its caches, and torch
 does not spread the work over threads itself, which on a busy machine wait for one another."""
@@ -68,7 +69,7 @@ class StoredRows:
 class StoredTensor(Tensor):
     """A tensor [..., K] of stored rows, or the transposed of the last two sizes of one. It takes no memory of its own.
 
-    Its dtype is that of its numbers when they are read.
+    Its dtype and device are those of its numbers when they are read; rows lie on the CPU.
     """
 
     pieces: tuple[StoredRows, ...]
@@ -78,10 +79,15 @@ class StoredTensor(Tensor):
 
     @staticmethod
     def __new__(
-        cls, pieces: Sequence[StoredRows], shape: Sequence[int], dtype: torch.dtype, is_transposed: bool = False
+        cls,
+        pieces: Sequence[StoredRows],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        is_transposed: bool = False,
+        device: torch.device = _CPU,
     ) -> "StoredTensor":
         sizes = [*shape[:-2], shape[-1], shape[-2]] if is_transposed else [*shape]
-        made: StoredTensor = Tensor._make_wrapper_subclass(cls, sizes, dtype=dtype, device=torch.device("cpu"))
+        made: StoredTensor = Tensor._make_wrapper_subclass(cls, sizes, dtype=dtype, device=device)
         made.pieces, made.rows_shape, made.is_transposed = tuple(pieces), tuple(shape), is_transposed
         return made
 
@@ -94,25 +100,32 @@ class StoredTensor(Tensor):
         return (part for piece in self.pieces for part in piece.parts)
 
     def expanded(self) -> Tensor:
-        """Returns the dense tensor."""
+        """Returns the dense tensor, on its device."""
         columns = self.rows_shape[-1]
         out = torch.empty(math.prod(self.rows_shape[:-1]), columns, dtype=self.dtype)
         start = 0
         for rows in _joined(self.pieces):
             rows.decode_into(out[start : start + len(rows)])
             start += len(rows)
-        whole = out.view(self.rows_shape)
+        whole = out.to(self.device).view(self.rows_shape)
         return whole.transpose(-1, -2) if self.is_transposed else whole
 
     def part(self, start: int, stop: int) -> "StoredTensor":
         """Returns [start:stop] along the first dimension. A transposed matrix must have one before its two."""
         rows_each = math.prod(self.rows_shape[1:-1])
         pieces = _cut(self.pieces, start * rows_each, stop * rows_each)
-        return StoredTensor([*pieces], (stop - start, *self.rows_shape[1:]), self.dtype, self.is_transposed)
+        return self._of([*pieces], (stop - start, *self.rows_shape[1:]))
 
     def with_shape(self, shape: Sequence[int]) -> "StoredTensor":
         """Returns the same rows with other sizes before the last."""
-        return StoredTensor(self.pieces, shape, self.dtype, self.is_transposed)
+        return self._of(self.pieces, shape)
+
+    def on(self, device: torch.device) -> "StoredTensor":
+        """Returns the same rows with another device."""
+        return StoredTensor(self.pieces, self.rows_shape, self.dtype, self.is_transposed, device)
+
+    def _of(self, pieces: Sequence[StoredRows], shape: Sequence[int]) -> "StoredTensor":
+        return StoredTensor(pieces, shape, self.dtype, self.is_transposed, self.device)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredTensor(shape={[*self.shape]}, dtype={self.dtype})"
@@ -156,21 +169,21 @@ def _cut(pieces: Sequence[StoredRows], start: int, stop: int) -> Iterator[Stored
 
 
 def _same(tensor: StoredTensor, *_: Any, **__: Any) -> StoredTensor:
-    return StoredTensor(tensor.pieces, tensor.rows_shape, tensor.dtype, tensor.is_transposed)
+    return tensor.with_shape(tensor.rows_shape)
 
 
 def _to_copy(tensor: StoredTensor, dtype: torch.dtype | None = None, **options: Any) -> Any:
     device = options.get("device")
-    if device is not None and torch.device(device).type != "cpu":
+    if device is not None and torch.device(device).type != tensor.device.type:
         return NotImplemented
-    return StoredTensor(tensor.pieces, tensor.rows_shape, dtype or tensor.dtype, tensor.is_transposed)
+    return StoredTensor(tensor.pieces, tensor.rows_shape, dtype or tensor.dtype, tensor.is_transposed, tensor.device)
 
 
 def _transpose(tensor: StoredTensor, first: int, second: int) -> Any:
     last_two = {tensor.dim() - 1, tensor.dim() - 2}
     if {first % tensor.dim(), second % tensor.dim()} != last_two:
         return NotImplemented
-    return StoredTensor(tensor.pieces, tensor.rows_shape, tensor.dtype, not tensor.is_transposed)
+    return StoredTensor(tensor.pieces, tensor.rows_shape, tensor.dtype, not tensor.is_transposed, tensor.device)
 
 
 def _has_rows_first(tensor: Any) -> bool:
@@ -210,7 +223,7 @@ def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     if dim != 0 or not _are_alike(tensors) or len({tensor.shape for tensor in tensors}) > 1:
         return NotImplemented
     first = tensors[0]
-    return StoredTensor(_pieces(tensors), (len(tensors), *first.rows_shape), first.dtype, first.is_transposed)
+    return first._of(_pieces(tensors), (len(tensors), *first.rows_shape))
 
 
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -220,7 +233,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     first = tensors[0]
     if dim % first.dim() == 0 and _has_rows_first(first):
         length = sum(map(len, tensors))
-        return StoredTensor(_pieces(tensors), (length, *first.rows_shape[1:]), first.dtype, first.is_transposed)
+        return first._of(_pieces(tensors), (length, *first.rows_shape[1:]))
     if dim % first.dim() == 1 and first.dim() == 3 and not first.is_transposed:
         matrices = [_cat(each) for each in zip(*map(_unbind, tensors), strict=True)]
         return _stack(matrices)
@@ -230,7 +243,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 def _are_alike(tensors: Sequence[Any]) -> bool:
     return (
         all(isinstance(tensor, StoredTensor) for tensor in tensors)
-        and len({(tensor.dtype, tensor.dim(), tensor.is_transposed) for tensor in tensors}) == 1
+        and len({(tensor.dtype, tensor.device, tensor.dim(), tensor.is_transposed) for tensor in tensors}) == 1
     )
 
 
@@ -240,7 +253,8 @@ def _pieces(tensors: Sequence[StoredTensor]) -> list[StoredRows]:
 
 def _embedding(weight: Any, numbers: Tensor, *_: Any, **__: Any) -> Any:
     """Expands the rows of these numbers only."""
-    if not isinstance(weight, StoredTensor) or weight.is_transposed or len(weight.pieces) != 1:
+    is_stored = isinstance(weight, StoredTensor) and weight.device == numbers.device == _CPU
+    if not is_stored or weight.is_transposed or len(weight.pieces) != 1:
         return NotImplemented
     out = torch.empty(numbers.numel(), weight.shape[-1], dtype=weight.dtype)
     weight.pieces[0][numbers.flatten()].decode_into(out)
@@ -260,7 +274,7 @@ def _grouped_mm(rows: Any, weights: Any, ends: Tensor | None = None, *rest: Any,
 
 
 def _new_zeros(tensor: StoredTensor, size: Sequence[int], **options: Any) -> Tensor:
-    options["dtype"] = options.get("dtype") or tensor.dtype
+    options |= {name: options.get(name) or getattr(tensor, name) for name in ("dtype", "device")}
     return torch.zeros(size, **options)
 
 
@@ -295,7 +309,7 @@ class _Plain:
 _PLAIN = _Plain()
 
 
-def as_stored(tensor: Tensor) -> Tensor:
+def as_stored(tensor: Tensor) -> StoredTensor:
     """Returns a stored tensor of the rows of a dense one [..., K], whose memory they keep; a stored one as it is."""
     if isinstance(tensor, StoredTensor):
         return tensor

@@ -17,7 +17,7 @@ from engine.runner.loaded_model import LoadedModel
 from engine.runner.window_groups import window_groups
 from engine.weights.rank_group import RankGroup
 
-__all__ = ["Caches", "new_caches"]
+__all__ = ["Caches", "bytes_of_all", "new_caches"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def new_caches(
     own_bytes = bytes_per_slot(model.states), model.bytes_per_block(config.block_size, groups.of_layers)
     cache_bytes = memory_for_caches(config, model.device.type, free_bytes)
     if model.device.type == "cuda" and config.kv_cache_bytes is None:
-        cache_bytes = _bytes_of_all(cache_bytes, own_bytes[1], group)
+        cache_bytes = bytes_of_all(cache_bytes, own_bytes[1], group)
     memory = CacheMemory(group.of_first(cache_bytes), *map(int, group.sum(*own_bytes)))
     sizes = cache_sizes(config, config.limits_on(model.device.type), max_model_len, memory, groups)
     states = StateCache(model.states, sizes.num_slots, model.device, sizes.num_copies)
@@ -66,7 +66,7 @@ def new_caches(
     return Caches(_new_kv_cache(model, kv_size, groups, shared), groups, states, sizes.max_model_len)
 
 
-def _bytes_of_all(own_bytes: int, block_bytes: int, group: RankGroup) -> int:
+def bytes_of_all(own_bytes: int, block_bytes: int, group: RankGroup) -> int:
     """Returns how much all ranks together may take where each has `own_bytes` of its own memory, of which a block takes
     `block_bytes`: so much that none has to take more than it has."""
     ranks = group.values_of_all(own_bytes, block_bytes)

@@ -39,12 +39,11 @@ def check_same_weights(model: str, fingerprint: str, group: RankGroup) -> None:
 
 def leave_weights_stored(module: PreTrainedModel, group: RankGroup) -> None:
     """Has weights stay in the mapped checkpoint, also where layers are fused, until one of several ranks packs its part
-    of them. Those on a GPU lie there as a whole until then."""
-    is_mapped = group.size > 1 and module.device.type == "cpu"
-    for owner in module.modules() if is_mapped else ():
+    of them. On a GPU they do so from the beginning, or are no checkpoint's."""
+    for owner in module.modules() if group.size > 1 else ():
         if is_linear(owner) or is_experts(owner):
             for name, parameter in owner._parameters.items():
-                if parameter is not None and parameter.dim() > 1:
+                if parameter is not None and parameter.dim() > 1 and parameter.device.type == "cpu":
                     owner._parameters[name] = nn.Parameter(as_stored(parameter.detach()), requires_grad=False)
 
 

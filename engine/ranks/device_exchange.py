@@ -46,7 +46,8 @@ class DeviceExchange:
             os.environ.setdefault(name, value)
         self.rank, self.size = rank, size
         self._is_aborted = False
-        store = c10d.FileStore(f"/proc/self/fd/{os.dup(descriptor)}", size)  # which opens it again and again
+        # It opens the file again and again, as long as this process lives.
+        store = c10d.FileStore(f"/proc/self/fd/{os.dup(descriptor)}", size)
         self._backend = _nccl(store, rank, size, device) if device.type == "cuda" else _gloo(store, rank, size)
         self._options = c10d.AllgatherOptions()
         self._options.asyncOp = False

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from engine.checkpoint.stored_tensor import dense
 from engine.kernels.cuda.integers import WORD_ROWS
 from engine.kernels.cuda.linear import Coding, Rows
 from engine.kernels.cuda.row_quantization import LARGEST_E4M3, quantized_rows
@@ -16,6 +17,7 @@ __all__ = ["TritonFp8Weight", "TritonIntegerWeight", "triton_quantized"]
 def triton_quantized(weight: Tensor, quantization: str, num_columns: int | None = None) -> TritonWeight:
     """Returns the weight [N, K], which is not kept, as fp8, int8 or int4; `num_columns` are those of a whole matrix, as
     `TritonWeight` has them. Raises ModelError for NaN or infinity."""
+    weight = dense(weight)
     check_finite(weight)
     if quantization == "fp8":
         return TritonFp8Weight(weight, num_columns)

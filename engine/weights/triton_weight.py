@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.checkpoint.stored_tensor import dense
 from engine.kernels.cuda.linear import Coding, Rows, Tile, linear, linear_in_segments, sum_order, tile_for
 from engine.weights.segment_sums import SegmentSums
 
@@ -33,7 +34,7 @@ class TritonWeight:
         self.num_missing = -num_in % self.order.block_k
         self._num_segments = self.order.num_segments(num_in)
         self._shared_bytes, self._is_hopper = _shared_bytes(weight.device), _is_hopper(weight.device)
-        self.rows = self._stored(weight.detach())
+        self.rows = self._stored(dense(weight.detach()))
 
     @property
     def _code_dtype(self) -> torch.dtype:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from engine.kernels.cuda import linear
 from engine.kernels.cuda.operators import register
 from engine.model import adapters, loader, machine_ceilings, setup
 from engine.model.fusion import fuse_between_layers, fuse_modules
+from engine.model.loading import weights
+from engine.model.loading.preparation import made_to_run
 from engine.ranks import groups, processes, rank
 from engine.ranks.device_exchange import new_meeting_place, open_device_group
 from engine.runner.graphs import GraphedForward, StaticInputs, graph_sizes
@@ -47,7 +50,7 @@ CPU = torch.device("cpu")
 
 def main(name: str, size: int, settings: dict[str, Any]) -> None:
     sizes = SIZES_ON_GPUS if torch.cuda.is_available() else SIZES
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(COMMON, sizes), as_on_devices():
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(COMMON, sizes), as_on_devices(size):
         path = make_checkpoint(name, Path(folder))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         fields = {"device": device, "dtype": "float32", "num_blocks": 64, "max_num_batched_tokens": 11, **settings}
@@ -76,8 +79,8 @@ def answers(config: EngineConfig, adapter: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def as_on_devices() -> Iterator[None]:
-    """Has models be loaded and run as on CUDA, and ranks of these exchange as GPUs do, also where there are none."""
+def as_on_devices(size: int) -> Iterator[None]:
+    """Has models be loaded and run as on CUDA, and so many ranks exchange as GPUs do, also where there are none."""
     with ExitStack() as stack:
         for module, name, value in _REPLACED if not torch.cuda.is_available() else ():
             stack.enter_context(mock.patch.object(module, name, value))
@@ -86,11 +89,16 @@ def as_on_devices() -> Iterator[None]:
 
             make_exact()
             register("CPU")
+            stack.enter_context(mock.patch.object(weights, "made_to_run", partial(_made_to_run, size)))
         yield
 
 
 def _started(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
     return _popen([{"engine.ranks": "tests.gpu.device_ranks"}.get(each, each) for each in command], **options)
+
+
+def _made_to_run(size: int, module: Any, device: torch.device, **_: object) -> Any:
+    return made_to_run(module, device, stays_mapped=size > 1)
 
 
 def _fused(module: Any, calls: Any, *_: object) -> None:
@@ -121,7 +129,6 @@ def _pack(weight: torch.Tensor, _: bool, num_columns: int | None = None) -> Trit
 _popen = subprocess.Popen
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (loader, "replace_parts", _fused),
-    (loader, "leave_weights_stored", lambda *_: None),
     (linears, "packing_for", _packing),
     (packing_policy, "pack_weight", _pack),
     (adapters, "pack_weight", _pack),
@@ -134,7 +141,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (processes, "new_shared_file", lambda _: new_meeting_place()),
     (processes, "open_group_of", lambda own, file, number: _group(own, file, number)),
     (rank, "open_group_of", lambda own, file, number: _group(own, file, number)),
-    (processes.subprocess, "Popen", _started),
+    (subprocess, "Popen", _started),
     (linear, "_BUSY_TILES", 8),
     (linear, "_MIN_SEGMENT", 16),
     (machine_ceilings, "_BUDGET_S", 0.0),
@@ -149,6 +156,6 @@ def _group(config: EngineConfig, file: int, number: int) -> RankGroup:
 
 if __name__ == "__main__":
     if sys.argv[1].isdigit():  # a rank other than the first
-        with as_on_devices():
+        with as_on_devices(2):
             sys.exit(rank.run(Connection(int(sys.argv[1])), int(sys.argv[2])))
     main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})

@@ -7,9 +7,20 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.stored_tensor import StoredTensor
+from engine.model.fusion import fuse_modules
+from engine.model.loading.preparation import made_to_run
+from engine.model.probe import probe_layers
+from engine.weights.linear import is_linear
+from engine.weights.moe import is_experts
+from tests.engine.model.fused_models import model_of
 from tests.gpu.programs import output_of
 
 pytestmark = pytest.mark.usefixtures("triton_device")
+
+
+OTHER = torch.device("meta")
+"""A device that is not the CPU: no operator takes tensors of both."""
 
 
 @cache
@@ -35,6 +46,36 @@ def test_a_part_of_a_weight_has_the_bits_of_the_whole(
     whole, part, apart = pack(weight), pack(weight[70:120], num_columns=200), pack(weight[70:120])
     assert part.order == whole.order != apart.order
     assert torch.equal(part.multiply(x, None), whole.multiply(x, None)[:, 70:120])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_models_run_on_a_device_with_weights_that_stay_in_the_checkpoint(name: str) -> None:
+    model = model_of(name)
+    calls = probe_layers(model, torch.device("cpu"))
+    made_to_run(model, OTHER, stays_mapped=True)
+    assert [call.query.shape for call in probe_layers(model, OTHER)] == [call.query.shape for call in calls]
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss", "gpt2"])
+def test_weights_stay_in_the_checkpoint_until_a_part_is_packed(name: str) -> None:
+    from engine.weights.triton_weight import TritonWeight
+
+    model = model_of(name)
+    calls = probe_layers(model, torch.device("cpu"))
+    fuse_modules(made_to_run(model, OTHER, stays_mapped=True), calls)
+    matrices = [
+        parameter
+        for module in model.modules()
+        if is_linear(module) or is_experts(module)
+        for parameter in module.parameters(recurse=False)
+        if parameter.dim() > 1
+    ]
+    assert len(matrices) > 4 and all(isinstance(each, StoredTensor) and each.device == OTHER for each in matrices)
+    assert all(part.device.type == "cpu" for each in matrices for part in each.parts)
+    assert {parameter.device for parameter in model.parameters()} == {OTHER}
+    for each in matrices:
+        matrix = each.detach() if each.dim() == 2 else each.detach()[0]
+        assert TritonWeight(matrix[: len(matrix) // 2], len(matrix)).rows.device == OTHER
 
 
 @pytest.mark.slow

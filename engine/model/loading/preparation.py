@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine.attention.registry import AttentionCall
-from engine.checkpoint.stored_tensor import StoredTensor
+from engine.checkpoint.stored_tensor import StoredTensor, as_stored
 from engine.host.deterministic_activations import replace_activations
 from engine.kernels import are_kernels_enabled
 from engine.model.fusion import fuse_between_layers, fuse_modules
@@ -24,14 +24,34 @@ from engine.weights.moe import is_experts
 __all__ = ["made_to_run", "move_layers", "only_errors_of", "replace_parts", "unmap_checkpoint"]
 
 
-def made_to_run(module: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Returns the module, which was just read from a checkpoint, on the device and without anything for training."""
+def made_to_run(module: PreTrainedModel, device: torch.device, stays_mapped: bool = False) -> PreTrainedModel:
+    """Returns the module, which was just read from a checkpoint, on the device and without anything for training. With
+    `stays_mapped`, the weights of linear layers and experts stay in the mapped checkpoint: operators read them from
+    there, one at a time, also where the device is another than the CPU."""
     module.requires_grad_(False)
     leave_out_unused(module)
+    mapped = _taken_weights(module, device) if stays_mapped else []
     _expand_unpacked(module, device)
     for owner in module.modules():  # buffers may be views: see `unmap_checkpoint`
         owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
-    return module.eval().to(device)
+    module.eval().to(device)
+    for owner, name, weight in mapped:
+        owner._parameters[name] = nn.Parameter(weight, requires_grad=False)
+    return module
+
+
+def _taken_weights(module: PreTrainedModel, device: torch.device) -> list[tuple[nn.Module, str, StoredTensor]]:
+    """Takes the weights of linear layers and experts out of their modules, and returns them as they are stored, for
+    operators on the device."""
+    place = torch.empty(0, device=device).device  # with its number
+    taken: list[tuple[nn.Module, str, StoredTensor]] = []
+    for owner in module.modules():
+        if is_linear(owner) or is_experts(owner):
+            for name, parameter in owner._parameters.items():
+                if parameter is not None and parameter.dim() > 1:
+                    taken.append((owner, name, as_stored(parameter.detach()).on(place)))
+                    owner._parameters[name] = None
+    return taken
 
 
 def _expand_unpacked(module: PreTrainedModel, device: torch.device) -> None:

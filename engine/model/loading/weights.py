@@ -66,7 +66,7 @@ def _load_weights(config: EngineConfig, served: ServedConfig, place: Placement) 
             **source,
         )
     _check_fit(config.model, module, info)
-    return made_to_run(module, place.device)
+    return made_to_run(module, place.device, stays_mapped=place.group.size > 1 and place.device.type != "cpu")
 
 
 def _class_of(hf_config: PreTrainedConfig) -> Any:
