@@ -10,7 +10,10 @@ import select
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 from engine.host.parent_death import signal_when_parent_dies
 
@@ -21,6 +24,17 @@ def end_after_parent(parent_fd: int) -> None:
     end.register(parent_fd, select.POLLHUP)
     end.poll()
     os._exit(1)
+
+
+def end_with(run: Callable[[], int]) -> NoReturn:
+    """Ends this process with the exit code that `run` returns, or 1 after the traceback of an error: at once, since a
+    GPU may wait for what other ranks never begin."""
+    code = 1
+    try:
+        code = run()
+    except Exception:
+        traceback.print_exc()
+    os._exit(code)
 
 
 if __name__ == "__main__":
@@ -36,4 +50,4 @@ if __name__ == "__main__":
     make_torch_lean()
     from engine.ranks.rank import run
 
-    sys.exit(run(Connection(int(sys.argv[1])), int(sys.argv[2])))
+    end_with(lambda: run(Connection(int(sys.argv[1])), int(sys.argv[2])))

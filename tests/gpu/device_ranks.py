@@ -28,6 +28,7 @@ from engine.model.fusion import fuse_between_layers, fuse_modules
 from engine.model.loading import weights
 from engine.model.loading.preparation import made_to_run
 from engine.ranks import groups, processes, rank
+from engine.ranks.__main__ import end_with
 from engine.ranks.device_exchange import new_meeting_place, open_device_group
 from engine.runner.graphs import GraphedForward, StaticInputs, graph_sizes
 from engine.weights import kernel_experts, moe, packing_policy
@@ -157,5 +158,5 @@ def _group(config: EngineConfig, file: int, number: int) -> RankGroup:
 if __name__ == "__main__":
     if sys.argv[1].isdigit():  # a rank other than the first
         with as_on_devices(2):
-            sys.exit(rank.run(Connection(int(sys.argv[1])), int(sys.argv[2])))
+            end_with(lambda: rank.run(Connection(int(sys.argv[1])), int(sys.argv[2])))
     main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})
