@@ -34,7 +34,9 @@ class TritonWeight:
         self.num_missing = -num_in % self.order.block_k
         self._num_segments = self.order.num_segments(num_in)
         self._shared_bytes, self._is_hopper = _shared_bytes(weight.device), _is_hopper(weight.device)
-        self.rows = self._stored(dense(weight.detach()))
+        rows = self._stored(dense(weight.detach()))
+        is_view = num_columns is not None and rows.untyped_storage().nbytes() > rows.nbytes
+        self.rows = rows.clone() if is_view else rows  # of a matrix whose other rows nobody keeps
 
     @property
     def _code_dtype(self) -> torch.dtype:

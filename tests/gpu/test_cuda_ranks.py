@@ -48,6 +48,13 @@ def test_a_part_of_a_weight_has_the_bits_of_the_whole(
     assert torch.equal(part.multiply(x, None), whole.multiply(x, None)[:, 70:120])
 
 
+def test_a_part_keeps_nothing_of_the_whole(triton_device: torch.device) -> None:
+    from engine.weights.triton_weight import TritonWeight
+
+    rows = TritonWeight(torch.randn(64, 128, device=triton_device)[32:48], num_columns=64).rows
+    assert rows.untyped_storage().nbytes() == rows.nbytes == 16 * 128 * 4
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_models_run_on_a_device_with_weights_that_stay_in_the_checkpoint(name: str) -> None:
     model = model_of(name)
@@ -74,6 +81,7 @@ def test_weights_stay_in_the_checkpoint_until_a_part_is_packed(name: str) -> Non
     assert all(part.device.type == "cpu" for each in matrices for part in each.parts)
     assert {parameter.device for parameter in model.parameters()} == {OTHER}
     for each in matrices:
+        assert each.new_zeros(2).device == OTHER
         matrix = each.detach() if each.dim() == 2 else each.detach()[0]
         assert TritonWeight(matrix[: len(matrix) // 2], len(matrix)).rows.device == OTHER
 
