@@ -160,9 +160,7 @@ def head_pass_of(inputs: ModelInputs, before: HiddenBefore, kept: Sequence[int])
 
 
 def _bytes(*tensors: Tensor) -> bytes:
-    if tensors[0].device.type != "cpu":
-        return torch.cat([tensor.flatten() for tensor in tensors]).cpu().numpy().tobytes()
-    return b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
+    return torch.cat([tensor.flatten() for tensor in tensors]).cpu().numpy().tobytes()
 
 
 def _tensor(numbers: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
