@@ -30,10 +30,14 @@ def check_ranks(config: EngineConfig) -> None:
         return
     num_gpus = torch.cuda.device_count()
     if num_gpus < size:
-        fewer = f"use {num_gpus} at most" if num_gpus else cuda_build_advice() or "look whether nvidia-smi finds some"
-        raise ConfigError(f"{flag} needs a GPU for each rank, and torch sees {num_gpus}: {fewer}, or use --device cpu.")
+        cure = f"Use {num_gpus} at most, or --device cpu." if num_gpus else cuda_build_advice()
+        cure = cure or "Look whether nvidia-smi finds some, or use --device cpu."
+        raise ConfigError(f"{flag} needs a GPU for each rank, and torch sees {num_gpus}. {cure}")
     if not torch.distributed.is_nccl_available():
         raise ConfigError(f"{flag} on GPUs needs a build of torch with NCCL, which this one has not.")
+    kinds = sorted({torch.cuda.get_device_name(number) for number in range(size)})
+    if len(kinds) > 1:  # what all compute must be the same, or they would disagree on what comes next
+        raise ConfigError(f"{flag} needs GPUs of one kind, and these are {' and '.join(kinds)}.")
 
 
 def new_shared_file(config: EngineConfig) -> int:

@@ -133,11 +133,19 @@ def test_each_rank_needs_a_gpu(device: str, num_gpus: int, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.setattr(subprocess, "Popen", None)
-    reason = (
-        rf"--tensor-parallel-size 4 needs a GPU for each rank, and torch sees {num_gpus}: .*, or use --device cpu\."
-    )
+    reason = rf"--tensor-parallel-size 4 needs a GPU for each rank, and torch sees {num_gpus}\. .* --device cpu\."
     with pytest.raises(ConfigError, match=reason):
         load_engine(config(size=4, device=device))
+
+
+def test_gpus_of_ranks_are_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: ("H100", "L40S", "A10")[number])
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    with pytest.raises(
+        ConfigError, match="--tensor-parallel-size 2 needs GPUs of one kind, and these are H100 and L40S"
+    ):
+        load_engine(config(device="cuda"))
 
 
 def test_ranks_on_gpus_need_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
