@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,14 +120,45 @@ os._exit(0)
 """
 
 
-def test_two_processes_talk_over_the_loopback_interface_alone_and_import_nothing_for_it() -> None:
-    file = new_meeting_place()
-    commands = [[sys.executable, "-c", PROCESS, str(file), str(rank)] for rank in range(2)]
+def two_processes(program: str) -> "list[subprocess.Popen[bytes]]":
+    """Starts a program for each of two ranks, which gets the file by which they meet, and its number."""
+    file, pipe = new_meeting_place(), subprocess.PIPE
+    commands = [[sys.executable, "-c", program, str(file), str(rank)] for rank in range(2)]
     root = Path(__file__).resolve().parents[3]
-    ranks = [subprocess.Popen(each, pass_fds=(file,), stdout=subprocess.PIPE, cwd=root) for each in commands]
-    os.close(file)
-    for rank in ranks:
+    try:
+        return [subprocess.Popen(each, pass_fds=(file,), stdin=pipe, stdout=pipe, cwd=root) for each in commands]
+    finally:
+        os.close(file)
+
+
+def test_two_processes_talk_over_the_loopback_interface_alone_and_import_nothing_for_it() -> None:
+    for rank in two_processes(PROCESS):
         gathered, listening, imported = json.loads(rank.communicate(timeout=120)[0])
         assert gathered == [[0.0] * 5 + [1.0] * 2] * 2 and imported == []
         assert listening and all(address.startswith("0100007F:") for address in listening)
         assert rank.returncode == 0
+
+
+WAITING = """
+import sys, threading, time
+import torch
+from engine.ranks.__main__ import end_after_parent
+from engine.ranks.device_exchange import open_device_group
+threading.Thread(target=end_after_parent, args=(sys.stdin.fileno(),), daemon=True).start()
+group = open_device_group(int(sys.argv[1]), int(sys.argv[2]), 2, torch.device("cpu"))
+print("met", flush=True)
+if group.is_first:
+    time.sleep(600)
+group.wait_for_all()
+"""
+
+
+def test_a_rank_that_waits_for_another_ends_with_its_parent() -> None:
+    first, second = two_processes(WAITING)
+    with first, second:
+        assert all(rank.stdout and rank.stdout.readline() == b"met\n" for rank in (first, second))
+        time.sleep(0.1)  # it waits now
+        assert second.poll() is None and second.stdin
+        second.stdin.close()
+        assert second.wait(60) == 1 and first.poll() is None
+        first.kill()
