@@ -24,6 +24,7 @@ _MEMORY_SHARE = 0.1  # of what is available, which that may take at most
 _MIN_MATRIX_SIZE = 256
 _MAX_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
 _RUN_S = 0.005  # a matmul that takes so long is large enough
+_MIN_GROWTH = 4  # and so many times what one of half the size takes, which has an eighth of the work
 _BUDGET_S = 0.1  # of each measurement, after a first run
 _DOUBTFUL_RATIO = 1.5  # of two measurements of the same
 
@@ -139,12 +140,18 @@ def _quantized_matmul(dtype: torch.dtype, quantization: str, size: int) -> Matmu
 
 
 def _flops_per_s(device: torch.device, matmul_of: Callable[[int], Matmul]) -> float:
-    """Measures multiplications and additions per second, of square matrices as large as time allows."""
-    size, seconds = _MIN_MATRIX_SIZE // 2, 0.0
-    while seconds < _RUN_S and size < _MAX_MATRIX_SIZE[device.type]:
+    """Measures multiplications and additions per second, of square matrices as large as time allows.
+
+    On a busy machine a small one may take long and only wait, for a thread whose CPU another program has. Such a wait
+    does not grow with the work, so a size is large enough once its time does.
+    """
+    size, multiply, is_enough = _MIN_MATRIX_SIZE, matmul_of(_MIN_MATRIX_SIZE), False
+    seconds = _best_seconds(multiply, device, _RUN_S)
+    while not is_enough and size < _MAX_MATRIX_SIZE[device.type]:
         size *= 2
         multiply = matmul_of(size)
-        seconds = _best_seconds(multiply, device, _RUN_S)
+        half_seconds, seconds = seconds, _best_seconds(multiply, device, _RUN_S)
+        is_enough = seconds >= max(_RUN_S, _MIN_GROWTH * half_seconds)
     return 2 * size**3 / min(seconds, _best_seconds(multiply, device, _BUDGET_S))
 
 

@@ -23,7 +23,7 @@ def test_ceilings_are_measured() -> None:
 
 @pytest.mark.parametrize(
     ("run_s", "matrix_size"),
-    [(0.01, 256), (0.004, 512), (1e-6, 2048)],  # a slow machine is content with small ones
+    [(0.01, 512), (0.004, 512), (0.0004, 1024), (1e-6, 2048)],  # a slow machine is content with small ones
 )
 def test_ceilings_are_work_over_time(run_s: float, matrix_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
@@ -46,6 +46,18 @@ def test_ceilings_are_work_over_time(run_s: float, matrix_size: int, monkeypatch
     assert measured.flops_per_s == pytest.approx(2 * 256**3 / run_s)
     assert max(sizes) == matrix_size
     assert set(sums) == {(1 << 20) / torch.float32.itemsize}  # of ones: all of them are read, each time
+
+
+def test_a_product_that_waits_for_a_busy_cpu_is_no_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(run: Any, device: torch.device) -> float:
+        """Returns times as if each matmul waited 8 ms for a thread, and one of 256 took a microsecond beside that."""
+        return 0.008 + 1e-6 * (run.args[0].shape[0] / 256) ** 3 if run.func is torch.matmul else 1.0
+
+    monkeypatch.setattr(machine_ceilings, "_seconds", seconds)
+    monkeypatch.setattr(machine_ceilings, "_reading", lambda *_: torch.empty(7))
+    monkeypatch.setattr(machine_ceilings, "_read_speed", lambda *_: 1.0)
+    measured = measure_ceilings(CPU, torch.float32, weight_bytes=1 << 20)
+    assert measured.flops_per_s == pytest.approx(2 * 2048**3 / (0.008 + 512e-6))
 
 
 @pytest.mark.parametrize(("available", "num_read", "read_speed"), [(10 << 30, 512 << 20, 7.0), (4 << 30, None, 1.0)])
@@ -81,6 +93,7 @@ def test_beside_a_model_the_same_is_measured_unless_memory_is_short(
 
 def test_a_measurement_ends_at_any_moment_at_which_the_process_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_ceilings, "_BUDGET_S", 0.0)
+    monkeypatch.setattr(machine_ceilings, "_MAX_MATRIX_SIZE", {"cpu": 512})
     monkeypatch.setattr(machine_ceilings, "all_caches_bytes", lambda: 0)
     monkeypatch.setattr(machine_ceilings, "_seconds", lambda run, _: run() is None or 1.0)
     ended = []
@@ -90,7 +103,7 @@ def test_a_measurement_ends_at_any_moment_at_which_the_process_is_wanted(monkeyp
         ended.append(measure_again(before, torch.float32, 1 << 26, moments.__next__))
         assert next(moments, None) is None or ended[-1] is not None  # nothing ran behind the moment
     assert ended[0] is None and ended[-1] is not None
-    assert sum(each is None for each in ended) >= 8  # three matrix products, two pieces written, two reads
+    assert sum(each is None for each in ended) >= 10  # six matrix products, two pieces written, two reads
 
 
 @pytest.mark.parametrize(
