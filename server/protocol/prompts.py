@@ -55,6 +55,5 @@ def _mismatch() -> PydanticCustomError:
     )
 
 
-Prompts = Annotated[
-    list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
-]
+INPUT_TYPE = str | list[str] | list[int] | list[list[int]]
+Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=INPUT_TYPE)]

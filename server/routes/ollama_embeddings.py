@@ -35,6 +35,8 @@ _OLDER_NAMES = ErrorRenaming(("input", "prompt"))
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """The served model's last hidden state at each input's last token, as a vector of length one."""
     arrival = _arrival(body, request)
+    if not body.input:
+        return JSONResponse({"model": arrival.model, "embeddings": []})
     with _NAMES():
         outputs = await outputs_of(_asked(body, body.input, body.truncate, body.dimensions), arrival, request)
     timings = report(outputs).body()

@@ -20,7 +20,7 @@ def test_vectors_are_those_of_the_other_endpoint(server: LiveServer, value: Any)
     answer = server.post_json("/api/embed", {"model": "fake:latest", "input": value, "keep_alive": "5m"})
     body = EmbedAnswer.model_validate(answer.json())
     assert body.model == "fake" and body.embeddings == vectors(server, value)
-    assert body.prompt_eval_count == body.timings.prompt_tokens > 0 and body.total_duration
+    assert body.timings and body.prompt_eval_count == body.timings.prompt_tokens > 0 and body.total_duration
     assert "eval_count" not in answer.json() and answer.headers["X-Prompt-Tokens"] == str(body.prompt_eval_count)
 
 
@@ -31,6 +31,8 @@ def test_the_older_form_has_one_vector(server: LiveServer) -> None:
 
 def test_without_a_prompt_nothing_is_computed(server: LiveServer) -> None:
     assert server.post_json("/api/embeddings", {}).json() == {"embedding": []}
+    for body in ({}, {"input": ""}, {"input": []}, {"input": None}):
+        assert server.post_json("/api/embed", body).json() == {"model": "fake", "embeddings": []}
     assert server.engine.requests == []
 
 
@@ -52,7 +54,7 @@ def test_the_servers_own_parameters_cut_too(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
-        ("/api/embed", {}, "input"),
+        ("/api/embed", {"input": ["a", 5]}, "input"),
         ("/api/embed", {"input": "a", "dimensions": 1}, "dimensions must be "),
         ("/api/embed", {"input": "a", "tools": [{}]}, "tools belongs to "),
         ("/api/embed", {"input": "a", "options": {"colour": 1}}, "options.colour"),
