@@ -70,6 +70,9 @@ class OllamaOptions(ClosedModel):
     f16_kv: bool | None = Field(None, description="No effect.")
     use_mmap: bool | None = Field(None, description="No effect.")
     use_mlock: bool | None = Field(None, description="No effect.")
+    logits_all: bool | None = Field(None, description="No effect.")
+    vocab_only: bool | None = Field(None, description="No effect.")
+    embedding_only: bool | None = Field(None, description="No effect.")
 
     @model_validator(mode="after")
     def _check_limit(self) -> "OllamaOptions":
@@ -145,6 +148,8 @@ class OllamaGeneration(RequestFields, TypedStreamFields):
     options: OllamaOptions = OllamaOptions()
     think: Think | None = Field(None, description="Default: the model decides.")
     keep_alive: Any = Field(None, description="No effect: the model stays loaded.")
+    truncate: bool = Field(True, description="No effect: a conversation that does not fit is refused.")
+    shift: bool = Field(True, description="No effect: a context that is full ends the answer.")
     resume_token_ids: ResumeTokenIds = Field([], description="As of completions, of one choice.")
 
 

@@ -89,7 +89,8 @@ def test_what_changes_no_answer_is_accepted(server: LiveServer) -> None:
     neutral = {"mirostat": 0, "mirostat_tau": 5.0, "typical_p": 1.0, "tfs_z": 1, "repeat_last_n": -1}
     asked: dict[str, Any] = {"options": {"seed": 1, "num_predict": 5}}
     plain = server.ollama("Hi", **asked).json()["response"]
-    asked["options"] |= load | neutral | {"penalize_newline": True, "numa": False}
+    older = {"logits_all": False, "vocab_only": False, "embedding_only": False, "low_vram": False, "f16_kv": True}
+    asked["options"] |= load | older | neutral | {"penalize_newline": True, "numa": False}
     rest: dict[str, Any] = {
         "images": [],
         "template": "",
@@ -98,6 +99,8 @@ def test_what_changes_no_answer_is_accepted(server: LiveServer) -> None:
         "system": "",
         "format": "",
         "keep_alive": "5m",
+        "truncate": True,
+        "shift": False,
     }
     answer = server.ollama("Hi", **asked, **rest, raw=False, logprobs=False)
     assert answer.json()["response"] == plain
