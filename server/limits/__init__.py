@@ -74,7 +74,7 @@ The parameters
                       detokenize
                       server.protocol.wire:StopTokenIds, server.protocol.wire:LogitBias,
                       server.protocol.wire:AllowedTokenIds, server.protocol.wire:TokenIds
-  prompts             1024 prompts, 2**20 token ids in each                                      400
+  prompts             2048 prompts, 2**20 token ids in each                                      400
                       server.protocol.prompts:parse_prompts
   messages            2**14 messages, 1024 parts and 128 calls in each, 2**14 of both together;  400
                       2**17 values in arguments

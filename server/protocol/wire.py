@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
-MAX_STRINGS = 1024
+MAX_STRINGS = 2048  # as many as OpenAI takes: its clients embed so many a call
 MAX_TOKEN_IDS = 2**20
 MAX_STOP_STRINGS = 64  # each is looked for in every character that is generated
 MAX_STOP_LENGTH = 1024  # as much text may have to be held back

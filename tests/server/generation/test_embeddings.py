@@ -58,6 +58,12 @@ def test_every_form_of_input_gets_its_vectors_in_order(server: LiveServer, value
     assert all(each.params.max_tokens == 0 and each.params.returns_embedding for each in server.engine.requests)
 
 
+def test_as_many_inputs_as_openai_takes_are_one_request(server: LiveServer) -> None:
+    most = [[5]] * 2048
+    assert len(vectors(embed(server, input=most))) == 2048
+    assert "more than 2048 items" in refused(embed(server, input=[*most, [5]]))["message"]
+
+
 def test_base64_holds_the_same_numbers(server: LiveServer) -> None:
     [text] = vectors(embed(server, input=[5, 6], encoding_format="base64"))
     assert base64.b64decode(text) == b"\0\0\0\x40" + b"\0\0\x30\x40" + b"\0\0\xc0\x40"  # 2, 2.75, 6
