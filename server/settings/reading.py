@@ -49,7 +49,8 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
         message = _message_of(problem)
         if problem["input"] is None:
             raise ConfigError(f"{_source_of(name, flags)} has no value: leave it out for the default.") from None
-        got = "" if name in ("api_key", "prefill_api_key") else f", got {problem['input']!r}"
+        is_told = isinstance(problem["input"], list)  # what is wrong with a list names the item
+        got = "" if is_told or name in ("api_key", "prefill_api_key") else f", got {problem['input']!r}"
         raise ConfigError(f"{_source_of(name, flags)}: {message}{got}.") from None
     except SettingsError as error:
         raise ConfigError(f"{error}.") from None

@@ -256,6 +256,13 @@ class Settings(BaseSettings):
             raise ValueError("must not be empty")
         return value
 
+    @field_validator("served_model_name")
+    @classmethod
+    def _no_empty_name(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(name.strip() for name in names):
+            raise ValueError("a name must not be empty: leave it out for the model as it was given")
+        return names
+
     @field_validator("root_path")
     @classmethod
     def _of_plain_segments(cls, path: str | None) -> str | None:

@@ -277,12 +277,19 @@ def test_adapters_whose_names_are_not_their_own_are_refused(given: list[str], me
         (["--stall-timeout", "1e12"], ["--stall-timeout", "1000000"]),
         (["--kv-cache-memory-bytes", "lots"], ["--kv-cache-memory-bytes"]),
         (["--host", ""], ["--host", "empty"]),
+        (["--served-model-name", "a", "--served-model-name", ""], ["--served-model-name: a name must not be empty"]),
         ([""], ["MODEL", "empty"]),
         (["--config", "/nowhere/x.yaml"], ["--config", "/nowhere/x.yaml", "No such file"]),
     ],
 )
 def test_wrong_flags_are_named(arguments: list[str], words: list[str]) -> None:
     assert_refused_with(words, lambda: read(*arguments))
+
+
+def test_an_item_of_a_list_is_told_once() -> None:
+    message = "^--allowed-origins: here is no origin: write https://example.org, with no path and no / at its end.$"
+    with pytest.raises(ConfigError, match=message):
+        read("--allowed-origins", "http://a", "--allowed-origins", "here")
 
 
 def test_two_sizes_of_the_kv_cache_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
