@@ -192,9 +192,11 @@ def test_commands_change_what_is_asked(
 def test_mistakes_in_a_conversation_do_not_end_it(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    talk(server, monkeypatch, "/foo", "/retry", "/set heat 3", "/set seed x", "/set temperature 9", "Hi", "/help")
+    mistakes = ["/foo", "/retry", "/set heat 3", "/set seed x", "/save", "/set temperature 9", "Hi"]
+    talk(server, monkeypatch, *mistakes, "/help")
     output = capsys.readouterr()
-    for words in ("/foo is no command", "no question yet", "heat is no parameter", "must be a number", "temperature"):
+    told = ["/foo is no command", "no question yet", "heat is no parameter", "must be a number", "Name the file, too"]
+    for words in (*told, "temperature"):
         assert words in output.err
     assert "/retry " in output.out
 

@@ -38,6 +38,7 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 def parser() -> CommandParser:
     made = CommandParser("chat", _DESCRIPTION, _EXAMPLES)
     made.add_argument("model", metavar="MODEL", nargs="?", help="default: the embedded toy model")
+    made.add_argument("--model-name", metavar="NAME", help="which model of the server, or adapter; default: the first")
     made.add_argument("--system", metavar="TEXT", help="system message of the conversation")
     add_sampling_flags(made)
     add_serve_flags(made)
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     """Talks until the input ends. Raises EndpointError."""
     parsed = parser().parse(arguments)
     with open_endpoint(parsed.model, parsed.serve_flags) as endpoint, ChatClient(endpoint) as client:
-        model = client.models()[0]
+        model = parsed.model_name or client.first_model()
         conversation = Conversation(client, {"model": model, **sampling_of(parsed)}, parsed.system)
         if sys.stdin.isatty():
             print(f"{model}: /help lists the commands, Ctrl-D ends.")
@@ -158,12 +159,14 @@ class Conversation:
             self.params.pop(name, None)
 
     def _save(self, path: str) -> None:
+        if not path:
+            raise EndpointError("Name the file, too: /save FILE.")
         system = [{"role": "system", "content": self.system}] if self.system else []
         content = json.dumps({"messages": [*system, *self.messages]}, ensure_ascii=False, indent=2)
         try:
             Path(path).expanduser().write_text(content + "\n", encoding="utf-8")
         except OSError as error:
-            raise EndpointError(f"{path or '/save FILE'} cannot be written: {error.strerror}.") from error
+            raise EndpointError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def _show(answer: Answer) -> None:

@@ -68,12 +68,14 @@ class ChatClient:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def models(self) -> list[str]:
-        """Returns the names of the server's models. Raises EndpointError."""
+    def first_model(self) -> str:
+        """Returns the name of the first of the server's models. Raises EndpointError."""
         with self._errors():
             response = self._client.get("/v1/models")
             _check(response)
-            return [str(model["id"]) for model in response.json()["data"]]
+            for model in response.json()["data"]:
+                return str(model["id"])
+        raise EndpointError(f"{self._url} has no models.")
 
     @contextmanager
     def chat(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Generator[Answer, None, None]:
@@ -112,9 +114,10 @@ class ChatClient:
 
 def _pieces(response: httpx.Response, answer: Answer) -> Iterator[tuple[bool, str]]:
     for line in response.iter_lines():
-        if not line.startswith("data: ") or line == "data: [DONE]":
+        data = line.removeprefix("data:").strip()
+        if data in (line, "[DONE]"):
             continue
-        event = json.loads(line.removeprefix("data: "))
+        event = json.loads(data)
         if "error" in event:
             raise EndpointError(str(event["error"]["message"]))
         answer.usage = event.get("usage") or answer.usage

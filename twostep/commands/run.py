@@ -24,6 +24,7 @@ def parser() -> CommandParser:
     made = CommandParser("run", _DESCRIPTION, _EXAMPLES)
     made.add_argument("model", metavar="MODEL")
     made.add_argument("prompt", metavar="PROMPT", nargs="?", help="default: standard input")
+    made.add_argument("--model-name", metavar="NAME", help="which model of the server, or adapter; default: the first")
     made.add_argument("--system", metavar="TEXT", help="system message before the prompt")
     made.add_argument("--raw", action="store_true", help="go on with the text as it is, without a chat template")
     made.add_argument("--timings", action="store_true", help="tell on stderr what it took")
@@ -41,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.prompt is None and " " in parsed.model and not Path(parsed.model).exists():
         own.error(f'name the model before the prompt: twostep run MODEL "{parsed.model}"; MODEL can be: embedded')
     prompt = _read_prompt() if parsed.prompt is None else parsed.prompt
-    params = sampling_of(parsed)
     with open_endpoint(parsed.model, parsed.serve_flags) as endpoint, ChatClient(endpoint) as client:
+        params = {"model": parsed.model_name or client.first_model(), **sampling_of(parsed)}
         system = [{"role": "system", "content": parsed.system}] if parsed.system else []
         messages = [*system, {"role": "user", "content": prompt}]
         try:
