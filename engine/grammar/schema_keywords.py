@@ -16,6 +16,19 @@ UNENFORCED_FORMATS = frozenset(
         *("json-pointer", "relative-json-pointer", "regex"),
     }
 )
+# llguidance 1.9.1 has a 29th of February in each year and a second 60 in each minute. Here leap years have the one, and
+# no minute has the other.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DAY_OF_YEAR = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"(?:[0-9]{{4}}-{_DAY_OF_YEAR}|{_LEAP_YEAR}-02-29)"
+_HOUR_AND_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR_AND_MINUTE}:[0-5][0-9](?:\.[0-9]+)?(?:[Zz]|[+-]{_HOUR_AND_MINUTE})"
+_PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
+"""Formats -> patterns that say the same, which the compiler is told instead."""
+
 _INTEGER_FORMATS = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
@@ -118,9 +131,11 @@ def _inclusive(keyword: str, bound: float, schema: Mapping[str, Any]) -> dict[st
 
 def _with_format(schema: dict[str, Any]) -> dict[str, Any]:
     name, types = schema.get("format"), types_of(schema)
-    if name is None or (name in FORMATS and "string" in types):
+    if name is None or (name in FORMATS - _PATTERNS.keys() and "string" in types):
         return schema
     plain = {key: value for key, value in schema.items() if key != "format"}
+    if name in _PATTERNS and "string" in types:
+        return _with_pattern(plain, _PATTERNS[name])
     if name not in _INTEGER_FORMATS or not types & {"integer", "number"}:
         return plain
     least, greatest = _INTEGER_FORMATS[name]
@@ -129,3 +144,11 @@ def _with_format(schema: dict[str, Any]) -> dict[str, Any]:
         "minimum": max(least, schema.get("minimum", least)),
         "maximum": min(greatest, schema.get("maximum", greatest)),
     }
+
+
+def _with_pattern(schema: dict[str, Any], pattern: str) -> dict[str, Any]:
+    """Returns the schema of texts that match this pattern, too."""
+    if "pattern" not in schema:
+        return {**schema, "pattern": pattern}
+    others = schema.get("allOf", [])
+    return {**schema, "allOf": [*others, {"pattern": pattern}]} if isinstance(others, list) else schema
