@@ -117,6 +117,33 @@ def test_what_the_engine_refuses_ends_the_others_and_the_next_call_works(llm: LL
 
 
 @pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        (None, None, "A prompt is a text, a list of token ids, or a dict"),
+        ([b"ab"], None, "A prompt is a text"),
+        (["a", 5], None, "A prompt is a text"),
+        ("a\ud800", None, "prompt: Text must not contain lone surrogates"),
+        ("", None, "The prompt must contain at least one token"),
+        ([[]], None, "The prompt must contain at least one token"),
+        ("a", {"max_tokens": 1}, "sampling_params are a SamplingParams, or a list"),
+        (["a"], [{"max_tokens": 1}], "sampling_params are a SamplingParams, or a list"),
+    ],
+)
+def test_what_is_no_prompt_or_no_parameters_is_told_in_one_sentence(
+    llm: LLM, prompts: Any, params: Any, words: str
+) -> None:
+    with pytest.raises(TwostepError, match=words):
+        ask(llm, prompts, params)
+
+
+def test_a_closed_model_says_so() -> None:
+    llm = LLM(**SETTINGS)
+    llm.close()
+    with pytest.raises(TwostepError, match="This LLM was closed"):
+        ask(llm, "a")
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"temperature": 3}, "temperature"),

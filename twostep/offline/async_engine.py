@@ -123,8 +123,13 @@ class AsyncEngine:
             (given,) = prompt.values()
             return await self._tokens_of(given)
         if isinstance(prompt, str):
-            return prompt, await asyncio.to_thread(self._loaded.tokenizer.encode, prompt)
-        return None, list(prompt)
+            validated(CompletionRequest, prompt=prompt)
+            text, token_ids = prompt, await asyncio.to_thread(self._loaded.tokenizer.encode, prompt)
+        else:
+            text, token_ids = None, _token_ids(prompt)
+        if not token_ids:
+            raise InvalidParameterError("prompt", "The prompt must contain at least one token.")
+        return text, token_ids
 
     def _arrival(self, request: GenerationParams) -> Arrival:
         return Arrival(
@@ -153,6 +158,14 @@ class AsyncEngine:
             async for index, output in outputs:
                 answers[index].add(output)
                 yield _request_output(plan, prompt, answers)
+
+
+def _token_ids(prompt: object) -> list[int]:
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        token_ids = list(prompt)
+        if all(isinstance(token_id, int) for token_id in token_ids):
+            return token_ids
+    raise InvalidParameterError("prompt", "A prompt is a text, a list of token ids, or a dict with either.")
 
 
 def _request_output(plan: GenerationPlan[Any], prompt: str | None, answers: Sequence[AnswerBuilder]) -> RequestOutput:

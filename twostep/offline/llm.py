@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from tqdm.auto import tqdm
 
 from engine.core.config import EngineInfo
-from engine.core.errors import InvalidParameterError
+from engine.core.errors import EngineUnavailableError, InvalidParameterError
 from server.settings.settings import EMBEDDED_MODEL
 from twostep.offline.async_engine import AsyncEngine, Message, Prompt
 from twostep.offline.outputs import RequestOutput
@@ -85,6 +85,8 @@ class LLM:
         shows_progress: bool,
         ask: Callable[[Any, SamplingParams | None], AsyncGenerator[RequestOutput, None]],
     ) -> list[RequestOutput]:
+        if not self._close.alive:
+            raise EngineUnavailableError("This LLM was closed: make another one.")
         params_of_each = _one_each(params, len(prompts))
         places = asyncio.Semaphore(_PER_SEQUENCE * self._engine.limits.max_num_seqs)
         with tqdm(total=len(prompts), desc="Prompts", disable=not shows_progress, dynamic_ncols=True) as bar:
@@ -167,6 +169,8 @@ def _as_list(given: Any, is_one: Callable[[Any], bool]) -> list[Any]:
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise InvalidParameterError("sampling_params", "sampling_params are a SamplingParams, or a list of them.")
     if len(params) != count:
         raise InvalidParameterError(
             "sampling_params", f"There are {count} prompts and {len(params)} sampling_params: give one, or one each."
