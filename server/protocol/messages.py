@@ -105,16 +105,26 @@ class UserMessage(_Message):
 
 
 class ToolMessage(_Message):
+    """A tool's result. Programs in Go leave out the content of one that is empty."""
+
     role: Literal["tool"]
-    content: ResultContent
+    content: ResultContent = ""
     tool_call_id: Text
+
+    @model_validator(mode="after")
+    def _check(self) -> "ToolMessage":
+        if self.model_extra and "content" not in self.model_fields_set:
+            message = "A tool's message needs content: {name} is none"
+            raise PydanticCustomError("content", message, {"name": ascii(next(iter(self.model_extra)))[:40]})
+        return self
 
 
 class FunctionCall(WireModel):
-    """A function call in a conversation's history. The arguments that the model wrote may be malformed or cut off."""
+    """A function call in a conversation's history. The arguments that the model wrote may be malformed or cut off, and
+    programs in Go leave out empty ones."""
 
     name: Text
-    arguments: Text
+    arguments: Text = ""
 
     @property
     def parsed_arguments(self) -> dict[str, Any] | None:
@@ -134,7 +144,7 @@ class MessageToolCall(WireModel):
 
 class AssistantMessage(_Message):
     role: Literal["assistant"]
-    content: Content | None = None
+    content: Annotated[Content | None, BeforeValidator(lambda content: None if content == [] else content)] = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = Field(None, description="Another name of reasoning_content.")

@@ -30,12 +30,13 @@ class TestMessages:
         assert self.prompt_of(server, messages) == "[assistant]<f x=[1, 'é']>[tool]4[assistant]"
 
     def test_a_tool_may_return_nothing(self, server: LiveServer) -> None:
-        result = {"role": "tool", "content": [], "tool_call_id": "1"}
-        assert self.prompt_of(server, [result]) == "[tool][assistant]"
+        for content in ({"content": []}, {"content": ""}, {"content": None}, {}):
+            assert self.prompt_of(server, [{"role": "tool", "tool_call_id": "1", **content}]) == "[tool][assistant]"
 
     def test_a_call_without_arguments_has_none(self, server: LiveServer) -> None:
-        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": ""}}
-        assert self.prompt_of(server, [{"role": "assistant", "tool_calls": [call]}]) == "[assistant]<f>[assistant]"
+        for arguments in ({"arguments": ""}, {"arguments": None}, {}):
+            call = {"id": "1", "type": "function", "function": {"name": "f", **arguments}}
+            assert self.prompt_of(server, [{"role": "assistant", "tool_calls": [call]}]) == "[assistant]<f>[assistant]"
 
     def test_a_refusal_is_the_assistants_text(self, server: LiveServer) -> None:
         assert self.prompt_of(server, [{"role": "assistant", "refusal": "No."}]) == "[assistant]No.[assistant]"
@@ -62,6 +63,8 @@ class TestMessages:
             ("messages.0", {"role": "assistant"}),
             ("messages.0", {"role": "assistant", "content": "x", "function_call": {}}),
             ("messages.0", {"role": "assistant", "content": "x", "audio": {"id": "1"}}),
+            ("messages.0", {"role": "assistant", "content": []}),
+            ("messages.0", {"role": "tool", "tool_call_id": "1", "output": "x"}),
             ("messages.0.tool_call_id", {"role": "tool", "content": "x"}),
             ("messages.0.tool_calls.0.type", {"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}),
             ("messages.0.name", {"role": "user", "content": "x", "name": 3}),

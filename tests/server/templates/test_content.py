@@ -85,7 +85,7 @@ def test_a_call_sent_back_without_content_has_none(content: str, expected: str) 
     hello, call = {"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}
     without = {name: value for name, value in call.items() if name != "content"}
     with serving(template) as server:
-        prompts = {prompt_of(server, [hello, each, RESULT]) for each in (call, without)}
+        prompts = {prompt_of(server, [hello, each, RESULT]) for each in (call, without, {**call, "content": []})}
     (prompt,) = prompts
     assert prompt.startswith("[user]") and f"[assistant]{expected}<f>[tool]" in prompt
 

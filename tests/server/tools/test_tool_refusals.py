@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_by_its_place(server: LiveServer, param: str, 
 
 
 def test_arguments_in_the_history_must_be_a_string(server: LiveServer) -> None:
-    for arguments in ({}, None, 1):
+    for arguments in ({}, [], 1):
         call = {"id": "c1", **function(arguments=arguments)}
         error = error_of(server.chat([{"role": "assistant", "tool_calls": [call]}]))
         assert error["param"] == "messages.0.tool_calls.0.function.arguments"
