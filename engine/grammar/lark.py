@@ -28,7 +28,7 @@ from engine.grammar.closed_schema import closed
 from engine.grammar.exact_json import json_rules
 from engine.grammar.json_schema import check_schema
 from engine.grammar.json_string import in_json_string
-from engine.grammar.schema_keywords import compilable
+from engine.grammar.schema_keywords import compilable, without_nulls
 from engine.grammar.schema_tree import flattened
 
 MAX_GRAMMAR_BYTES = 128 * 1024
@@ -226,8 +226,9 @@ class _Rules:
         return self._rule(f"{name} {_quote(part.end)}", "[lazy]") if part.end else name
 
     def _json(self, part: JsonSchema) -> str:
-        check_schema(part.schema)
-        flat = flattened(part.schema).changed(compilable)
+        schema = without_nulls(part.schema)
+        check_schema(schema)
+        flat = flattened(schema).changed(compilable)
         expression, lines = json_rules(flat if part.is_open else closed(flat), f"json_{len(self.lines)}")
         self.lines += lines
         return expression

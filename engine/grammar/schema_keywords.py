@@ -62,6 +62,13 @@ _NEEDS = {"if": ("then", "else"), "then": ("if",), "else": ("if",)}
 _NEEDS |= {"minContains": ("contains",), "maxContains": ("contains",)}
 
 
+# Keywords to which null is no value: programs write it for what they have not.
+_NEVER_NULL = UNSUPPORTED | {*BOUNDS, *COUNTS, "multipleOf", "pattern", "format", "enum", "required", "properties"}
+_NEVER_NULL |= {"patternProperties", "additionalProperties", "items", "prefixItems", "anyOf", "allOf", "oneOf", "$ref"}
+_OF_VALUES = frozenset({"const", "enum", "default", "examples"})
+_MAX_LEVELS = 200  # schemas are refused at half as many
+
+
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
@@ -71,6 +78,22 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
     if isinstance(names, list):
         return frozenset(name for name in names if isinstance(name, str))
     return frozenset({names}) if isinstance(names, str) else TYPES
+
+
+def without_nulls(schema: Any, levels: int = _MAX_LEVELS) -> Any:
+    """Returns the schema without keywords that are null, which count as absent, as in all of a request. What is too
+    deep to be a schema stays as it is."""
+    if not levels:
+        return schema
+    if isinstance(schema, list):
+        return [without_nulls(each, levels - 1) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        keyword: value if keyword in _OF_VALUES else without_nulls(value, levels - 1)
+        for keyword, value in schema.items()
+        if value is not None or keyword not in _NEVER_NULL
+    }
 
 
 def is_neutral(keyword: str, schema: Mapping[str, Any]) -> bool:

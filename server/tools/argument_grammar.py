@@ -21,6 +21,7 @@ from engine.grammar.lark import (
     TextWithout,
     escaped,
 )
+from engine.grammar.schema_keywords import without_nulls
 from server.tools.argument_types import ANY, STRING, resolved, types_of
 from server.tools.spelling import ArgumentNotation, LiteralArguments, TaggedArguments
 
@@ -40,6 +41,7 @@ _KEY = Regex("[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 def argument_parts(notation: ArgumentNotation, schema: Schema | None, write: Write) -> Part:
     """Returns a grammar of arguments that satisfy the schema, or of any without one. Raises GrammarError for a schema
     that cannot be followed in this notation."""
+    schema = without_nulls(schema)
     try:
         match notation:
             case TaggedArguments():

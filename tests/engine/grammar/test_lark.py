@@ -217,7 +217,7 @@ def refusal(schema: dict[str, Any]) -> str:
         ({"$ref": "#/type/x", "type": "object"}, "/$ref"),
         ({"$ref": "#a", "$defs": {"x": {"$anchor": "a"}}}, "/$ref"),
         ({"anyOf": [{"properties": {"a": {}}, "required": [None]}]}, "/anyOf/0/required"),
-        ({"required": None}, "/required"),
+        ({"required": "a"}, "/required"),
         ({"items": {"enum": 10**400}}, "/items/enum"),
         ({"prefixItems": {"type": "integer"}, "items": {"minimum": 2**60}}, "/prefixItems"),
     ],
@@ -258,6 +258,18 @@ def test_no_value_in_a_schema_is_more_than_a_refusal() -> None:
 )
 def test_what_restricts_nothing_is_no_reason_to_refuse(schema: dict[str, Any]) -> None:
     to_lark(JsonSchema(schema))
+
+
+def test_keywords_that_are_null_are_absent_and_null_stays_a_value() -> None:
+    names = ["required", "properties", "enum", "minimum", "maxLength", "pattern", "format", "not", "anyOf", "items"]
+    nothing = dict.fromkeys([*names, "additionalProperties", "uniqueItems", "multipleOf", "$ref"])
+    deep = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string", **nothing}}}}
+    assert accepted(JsonSchema({**deep, "maxItems": None}), '[{"a":"b"}]', '[{"a":5}]') == ['[{"a":"b"}]']
+    assert accepted(JsonSchema({"const": None}), "null", "1") == ["null"]
+    assert accepted(JsonSchema({"enum": [None, {"required": None}]}), "null", '{"required":null}', "{}") == [
+        "null",
+        '{"required":null}',
+    ]
 
 
 def test_references_are_followed_wherever_they_lead() -> None:
