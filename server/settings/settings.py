@@ -50,7 +50,14 @@ def _check_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     return urls
 
 
+def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(name.strip() for name in names):
+        raise ValueError("a name must not be empty: leave it out for the model as it was given")
+    return names
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+ModelNames = Annotated[Names, AfterValidator(_check_names)]
 Urls = Annotated[Names, AfterValidator(_check_urls)]
 
 
@@ -127,7 +134,7 @@ class Settings(BaseSettings):
         EMBEDDED_MODEL,
         "Checkpoint directory, GGUF file or Hugging Face hub id; owner/name:Q4_K_M is a GGUF file.",
     )
-    served_model_name: Names = setting("Model", (), "Name clients use. May be given several times.", "NAME")
+    served_model_name: ModelNames = setting("Model", (), "Name clients use. May be given several times.", "NAME")
     lora: Names = setting(
         "Model", (), "Adapter (LoRA), in PEFT's format: the name that clients use, and its directory.", "NAME=DIR"
     )
@@ -255,13 +262,6 @@ class Settings(BaseSettings):
         if not value.strip():
             raise ValueError("must not be empty")
         return value
-
-    @field_validator("served_model_name")
-    @classmethod
-    def _no_empty_name(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(name.strip() for name in names):
-            raise ValueError("a name must not be empty: leave it out for the model as it was given")
-        return names
 
     @field_validator("root_path")
     @classmethod
