@@ -75,3 +75,39 @@ def test_a_server_without_models_is_told(other: OtherServer, monkeypatch: pytest
     monkeypatch.setattr(OtherServer, "models", ())
     assert main(["run", other.url, "Hello"]) == 2
     assert capsys.readouterr().err == f"twostep: {other.url} has no models.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "localhost:8000", "Hi"], "localhost:8000 looks like a server's address: write http://localhost:8000."),
+        (["chat", "10.0.0.1:8000/v1"], "write http://10.0.0.1:8000/v1."),
+        (["run", "http://[::1", "Hi"], "http://[::1 is no URL"),
+        (["run", "HTTP://127.0.0.1:1", "Hi"], "Connection refused"),
+    ],
+)
+def test_what_is_no_address_is_told_in_one_sentence(arguments: list[str], words: str, capsys: Capture) -> None:
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["a\nb", "schlüssel"])
+def test_a_key_that_no_header_holds_is_refused_and_not_told(
+    other: OtherServer, key: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("TWOSTEP_API_KEY", key)
+    assert main(["run", other.url, "Hi"]) == 2
+    told = capsys.readouterr().err
+    assert "TWOSTEP_API_KEY is no key" in told and key not in told
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as locales set them
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_text_that_is_not_utf8_is_the_texts_fault(
+    other: OtherServer, command: str, errors: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
+    main([command, other.url])
+    assert "The text is not in UTF-8" in capsys.readouterr().err
+    assert other.bodies == []

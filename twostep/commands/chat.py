@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.core.errors import TwostepError
 from twostep.commands.arguments import CommandParser
-from twostep.commands.client import Answer, ChatClient, Message
+from twostep.commands.client import NOT_UTF8, Answer, ChatClient, Message
 from twostep.commands.endpoint import EndpointError, open_endpoint
 from twostep.commands.sampling import PARAMETERS, add_sampling_flags, sampling_of
 from twostep.commands.serve_flags import add_serve_flags
@@ -63,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read() -> str | None:
-    """Returns what the user writes, of several lines if each but the last ends with a backslash; None at the end."""
+    """Returns what the user writes, of several lines if each but the last ends with a backslash; None at the end.
+    Raises EndpointError for what is not in UTF-8."""
     prompt, more = (_PROMPT, _MORE) if sys.stdin.isatty() else ("", "")
     lines: list[str] = []
     while True:
@@ -75,6 +76,8 @@ def _read() -> str | None:
             print()
             lines.clear()
             continue
+        except UnicodeDecodeError as error:
+            raise EndpointError(NOT_UTF8) from error
         lines.append(line.removesuffix("\\"))
         if not line.endswith("\\"):
             return "\n".join(lines)

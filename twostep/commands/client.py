@@ -11,9 +11,10 @@ import httpx
 
 from twostep.commands.endpoint import Endpoint, EndpointError
 
-__all__ = ["Answer", "ChatClient"]
+__all__ = ["NOT_UTF8", "Answer", "ChatClient", "Message"]
 
 Message = dict[str, str]
+NOT_UTF8 = "The text is not in UTF-8: iconv turns other encodings into it."
 
 _TIMEOUT = httpx.Timeout(10, read=None)  # a first token may take minutes
 
@@ -58,9 +59,13 @@ class ChatClient:
     """Asks one server, within its context."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        """Raises EndpointError for a URL that is none."""
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         self._url = endpoint.url
-        self._client = httpx.Client(base_url=endpoint.url, headers=headers, timeout=_TIMEOUT)
+        try:
+            self._client = httpx.Client(base_url=endpoint.url, headers=headers, timeout=_TIMEOUT)
+        except httpx.InvalidURL as error:
+            raise EndpointError(f"{endpoint.url} is no URL: {error}.") from error
 
     def __enter__(self) -> Self:
         return self
@@ -108,6 +113,8 @@ class ChatClient:
             raise EndpointError(f"{self._url} cannot be asked: {error}. Is the server running?") from error
         except httpx.TransportError as error:
             raise EndpointError(f"{self._url} cannot be asked: {str(error) or type(error).__name__}.") from error
+        except UnicodeEncodeError as error:
+            raise EndpointError(NOT_UTF8) from error
         except (ValueError, KeyError, TypeError) as error:
             raise EndpointError(f"{self._url} does not answer as OpenAI's API does.") from error
 

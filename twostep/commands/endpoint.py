@@ -20,6 +20,8 @@ from engine.host.python_module import module_command
 __all__ = ["Endpoint", "EndpointError", "open_endpoint"]
 
 _END_S = 20
+_ADDRESS = re.compile(r"[\w-]+(\.[\w-]+)*:[0-9]{1,5}(/.*)?")
+"""A server's address without its scheme, such as localhost:8000."""
 
 
 class EndpointError(TwostepError):
@@ -41,7 +43,9 @@ class Endpoint:
 def open_endpoint(model: str | None, flags: Sequence[str]) -> Generator[Endpoint, None, None]:
     """Returns the server of a URL, which gets the key in TWOSTEP_API_KEY, or starts one for a model with these flags of
     `twostep serve`; that one ends with the context. Raises EndpointError."""
-    if model is None or not re.match(r"https?://", model):
+    if model is None or not re.match(r"https?://", model, re.IGNORECASE):
+        if model and _ADDRESS.fullmatch(model) and not os.path.exists(model):
+            raise EndpointError(f"{model} looks like a server's address: write http://{model}.")
         with _started(model, flags) as endpoint:
             yield endpoint
         return
@@ -49,7 +53,10 @@ def open_endpoint(model: str | None, flags: Sequence[str]) -> Generator[Endpoint
         raise EndpointError(
             f"{flags[0].partition('=')[0]} is a flag of twostep serve, and {model} serves already: leave it out."
         )
-    yield Endpoint(model.rstrip("/").removesuffix("/v1"), os.environ.get("TWOSTEP_API_KEY"), is_local=False)
+    key = os.environ.get("TWOSTEP_API_KEY")
+    if key and not (key.isascii() and key.isprintable()):
+        raise EndpointError("TWOSTEP_API_KEY is no key: it has characters other than those of ASCII.")
+    yield Endpoint(model.rstrip("/").removesuffix("/v1"), key, is_local=False)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twostep.commands.arguments import CommandParser
-from twostep.commands.client import ChatClient
+from twostep.commands.client import NOT_UTF8, ChatClient
 from twostep.commands.endpoint import EndpointError, open_endpoint
 from twostep.commands.sampling import add_sampling_flags, sampling_of
 from twostep.commands.serve_flags import add_serve_flags
@@ -63,4 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 def _read_prompt() -> str:
     if sys.stdin.isatty():
         print("Write the prompt; Ctrl-D ends it.", file=sys.stderr)
-    return sys.stdin.read()
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise EndpointError(NOT_UTF8) from error
