@@ -93,3 +93,9 @@ def test_a_call_follows_the_text_before_items_that_are_left_out(agent: LiveServe
     said, search = {"role": "assistant", "content": "Well."}, {"type": "web_search_call", "id": "x"}
     called = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     assert turns(agent, said, search, called, RESULT) == ["assistant]Well." + call("f", "{}"), "tool]7"]
+
+
+@pytest.mark.parametrize("arguments", [{"arguments": ""}, {"arguments": None}, {}])
+def test_a_call_without_arguments_has_none(agent: LiveServer, arguments: dict[str, Any]) -> None:
+    called = {"type": "function_call", "call_id": "1", "name": "f", **arguments}
+    assert turns(agent, called, RESULT) == ["assistant]" + call("f", "{}"), "tool]7"]
