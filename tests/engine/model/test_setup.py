@@ -14,6 +14,7 @@ from engine.core.machine import Ceilings
 from engine.kernels import load_kernels
 from engine.model import setup
 from engine.model.setup import load_model_runner
+from engine.weights.rank_group import ALONE
 from tests.engine.tiny_models import make_checkpoint
 
 
@@ -57,12 +58,14 @@ def test_decode_steps_are_recorded_on_cuda_unless_that_is_forbidden(
     cache = SimpleNamespace(layers=[SimpleNamespace(keys=SimpleNamespace(device=place))], block_size=16)
     caches: Any = SimpleNamespace(kv=cache, max_model_len=300)
     config, plain = EngineConfig(model="", max_num_seqs=5, enforce_eager=enforce_eager), object()
-    found: Any = setup._recorded(config, plain, caches)  # type: ignore[arg-type]
+    found: Any = setup._recorded(config, plain, caches, ALONE)  # type: ignore[arg-type]
     assert found == ((plain, (5, 300, 16, place), (1, 2, 4, 5)) if is_recorded else plain)
+    others_cannot: Any = SimpleNamespace(have_all=lambda value: False)
+    assert setup._recorded(config, plain, caches, others_cannot) is plain  # type: ignore[arg-type]
 
 
 def test_a_model_runs_by_what_was_recorded(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "_recorded", lambda config, forward, caches: Recorded(forward, caches.max_model_len))
+    monkeypatch.setattr(setup, "_recorded", lambda config, forward, caches, _: Recorded(forward, caches.max_model_len))
     _, info = load_model_runner(EngineConfig(model=str(llama), device="cpu", dtype="float32", max_model_len=64))
     assert info.forward == "recorded up to 64"
 
