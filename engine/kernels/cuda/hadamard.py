@@ -19,14 +19,13 @@ def transformed(rows, SIZE: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def inverse_transformed(rows, SIZE: tl.constexpr, PADDED: tl.constexpr):
     """Transforms rows such that products with transformed ones stay the same."""
-    return tl.div_rn(transformed(rows, SIZE, PADDED), _block_sizes(SIZE, PADDED).to(tl.float32) + rows * 0.0)
+    return transformed(rows, SIZE, PADDED) * _shares(SIZE, PADDED)
 
 
 @triton.jit
 def undone(rows, SIZE: tl.constexpr, PADDED: tl.constexpr):
     """Returns transformed rows to what they were, but for rounding."""
-    numbers = _added_and_subtracted(rows, SIZE, PADDED) * _signs(SIZE, PADDED)
-    return tl.div_rn(numbers, _block_sizes(SIZE, PADDED).to(tl.float32) + rows * 0.0)
+    return _added_and_subtracted(rows, SIZE, PADDED) * _signs(SIZE, PADDED) * _shares(SIZE, PADDED)
 
 
 @triton.jit
@@ -37,6 +36,12 @@ def _block_sizes(SIZE: tl.constexpr, PADDED: tl.constexpr):
     for log2 in tl.static_range(5, 9):
         sizes = tl.where(place < SIZE - SIZE % (1 << log2), 1 << log2, sizes)
     return sizes
+
+
+@triton.jit
+def _shares(SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """Returns one over the size of each number's block, a power of two, [1, PADDED]."""
+    return tl.div_rn(1.0, _block_sizes(SIZE, PADDED).to(tl.float32))
 
 
 @triton.jit
