@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention import AttentionBackend, LayerCache, reference
+from engine.attention.kv_format import undo_transform
 from tests.engine.attention.paged_sequences import (
     Paged,
     Sequence,
@@ -115,6 +116,7 @@ def test_rounded_keys_and_values_have_the_bytes_of_the_reference(
     paged = lay_out([make_sequence(shape, 33, 33)], device=str(device))
     keys, values = paged.token_keys.clone(), paged.token_values.clone()
     keys[3], keys[4, 0, 5], keys[5, 0, 7], keys[6], keys[7] = 0, torch.inf, torch.nan, keys[6] * 1e-4, keys[7] * 1e4
+    keys[8] = undo_transform((torch.arange(shape.size) == 2) * 127.0 * 128.0)  # two scales err by nothing
     values[:, :, 3] = 100
     slots = paged.metadata.slot_mapping.roll(1)
     found, expected = (with_room_like(paged.cache, where, shape.is_latent) for where in (device, torch.device("cpu")))
