@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.crossed import slow_but
 from tests.soak.kv_store_models import MODELS
 from tests.soak.server import ServerProcess, eventually, running_server
 
@@ -81,7 +82,7 @@ def answer(server: ServerProcess, prompt: list[int], **how: Any) -> Any:
     return server.complete(prompt=prompt, **how)["choices"]
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", slow_but(HOW, "sampled", "three", "scored", "in memory"))
 def test_answers_are_those_of_one_server(servers: Pair, one: ServerProcess, how: str) -> None:
     prompt, before = prompt_of(1, 333), servers.handed_over()
     salt = {"cache_salt": how}  # so that nothing is cached yet

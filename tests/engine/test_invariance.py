@@ -244,7 +244,7 @@ def test_a_request_gets_the_same_answer_bit_for_bit(
 @pytest.mark.parametrize(
     ("architecture", "precision"),
     [
-        *crossed(ARCHITECTURES, PRECISIONS),
+        *crossed(ARCHITECTURES, PRECISIONS, num_quick=12),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in product(FURTHER, PRECISIONS)),
     ],
 )
