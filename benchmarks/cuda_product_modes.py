@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn.functional import linear as torch_linear
 
 from benchmarks import cuda_timing
 from engine.kernels.cuda.linear import Rows, SumOrder, Tile, linear, sum_order, tile_for
+from engine.kernels.cuda.shared_memory import shared_bytes
 from engine.weights.batch_invariant_matmul import BatchInvariantWeight, cancelling_operands
 from engine.weights.triton_weight import TritonWeight
 
@@ -121,7 +122,7 @@ def default_launch(shape: tuple[int, int], num_rows: int) -> Launch:
     num_out, num_in = shape
     order = sum_order(num_out, num_in, DTYPE)
     num_segments = order.num_segments(num_in)
-    tile = tile_for(num_rows, num_out, num_segments, DTYPE, _shared_bytes())
+    tile = tile_for(num_rows, num_out, num_segments, DTYPE, shared_bytes(torch.device("cuda")))
     return Launch(num_segments, order.block_k, tile)
 
 
@@ -133,7 +134,7 @@ def candidates(shape: tuple[int, int], num_rows: int) -> list[Launch]:
     for num_segments, (block_k, tile) in itertools.product(segments, _tiles(num_rows)):
         is_parallel = num_segments > 1 and (num_rows <= 128 or tile.block_t == 256)
         stage_bytes = (tile.block_n + tile.block_t) * block_k * DTYPE.itemsize
-        if tile.num_stages * stage_bytes < _shared_bytes():
+        if tile.num_stages * stage_bytes < shared_bytes(torch.device("cuda")):
             found.append(Launch(num_segments, block_k, tile._replace(has_parallel_segments=is_parallel)))
     return found
 
@@ -214,8 +215,3 @@ def _error(num_out: int, num_in: int) -> float:
     x, weight = (torch.randn(size, num_in, dtype=DTYPE, device="cuda") for size in (64, min(num_out, 8192)))
     truth = x.double() @ weight.double().T
     return float((TritonWeight(weight).multiply(x, None) - truth).abs().max() / truth.abs().max())
-
-
-def _shared_bytes() -> int:
-    properties: Any = torch.cuda.get_device_properties("cuda")
-    return int(properties.shared_memory_per_block_optin)

@@ -1,17 +1,14 @@
 """A weight for the product in Triton (`engine.kernels.cuda.linear`). Imported only where the device is a GPU."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.stored_tensor import dense
 from engine.kernels.cuda.linear import Coding, Rows, Tile, linear, linear_in_segments, sum_order, tile_for
+from engine.kernels.cuda.shared_memory import shared_bytes
 from engine.weights.segment_sums import SegmentSums
 
 __all__ = ["TritonWeight"]
-
-_SHARED_BYTES = 99 << 10  # of the smallest supported GPU, for where there is none
 
 
 class TritonWeight:
@@ -33,7 +30,7 @@ class TritonWeight:
         self.order = sum_order(num_columns or num_out, num_in, self._code_dtype)
         self.num_missing = -num_in % self.order.block_k
         self._num_segments = self.order.num_segments(num_in)
-        self._shared_bytes, self._is_hopper = _shared_bytes(weight.device), _is_hopper(weight.device)
+        self._shared_bytes, self._is_hopper = shared_bytes(weight.device), _is_hopper(weight.device)
         rows = self._stored(dense(weight.detach()))
         is_view = num_columns is not None and rows.untyped_storage().nbytes() > rows.nbytes
         self.rows = rows.clone() if is_view else rows  # of a matrix whose other rows nobody keeps
@@ -86,11 +83,3 @@ def _filled_up(rows: Tensor, num_missing: int) -> Tensor:
 
 def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def _shared_bytes(device: torch.device) -> int:
-    """Returns how much shared memory a program may have."""
-    if device.type != "cuda":
-        return _SHARED_BYTES
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)

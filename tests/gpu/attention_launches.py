@@ -50,7 +50,7 @@ SHAPES = (
 
 def launch_all() -> None:
     """Launches attention with the tiles of decode, whose splits several programs share, and of prefill."""
-    attention_plan._shared_bytes = lambda _: SHARED_KIB[driver.active.get_current_device()] << 10
+    attention_plan.shared_bytes = lambda _: SHARED_KIB[driver.active.get_current_device()] << 10
     for shape in SHAPES:
         layer = shape.layer
         for tile, num_tokens, num_parts in ((decode_tile(layer), 2, 2), (prefill_tile(layer), 6, 1)):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention import AttentionBackend, LayerCache, reference
-from engine.attention.kv_format import undo_transform
+from engine.attention.kv_format import num_bits, row_size, undo_transform
 from tests.engine.attention.paged_sequences import (
     Paged,
     Sequence,
@@ -247,12 +247,22 @@ def test_exactly_the_slots_are_written(backend: AttentionBackend, device: torch.
     assert all(torch.equal(one, other.nan_to_num(1.0)) for one, other in zip(caches, paged.cache, strict=True))
 
 
+@pytest.mark.parametrize("kv_dtype", [BF16, torch.int8, torch.uint8])
+def test_rows_have_the_sizes_of_the_format(kv_dtype: torch.dtype, device: torch.device) -> None:
+    from engine.kernels.cuda.attention_plan import Layer
+
+    for size, size_v in ((64, 128), (80, 48), (576, 512)):
+        layer = Layer(device, BF16, 4, 2, size, size_v, num_bits(kv_dtype))
+        assert layer.cache_dtype == kv_dtype
+        assert layer.row_sizes == (row_size(size, kv_dtype), row_size(size_v, kv_dtype))
+
+
 @pytest.mark.parametrize("shared_kib", sorted({*SHARED_KIB.values()}))
 def test_tiles_have_shared_memory(shared_kib: int, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """What compiled kernels take in fact, the next test sees."""
     from engine.kernels.cuda import attention_plan
 
-    monkeypatch.setattr(attention_plan, "_shared_bytes", lambda _: shared_kib << 10)
+    monkeypatch.setattr(attention_plan, "shared_bytes", lambda _: shared_kib << 10)
     latents = attention_plan.Layer(device, BF16, 16, 1, 576, 512, is_latent=True)
     assert attention_plan.prefill_tile(latents).num_stages == (1 if shared_kib == 99 else 2)
     assert attention_plan.prefill_tile(latents._replace(size=128, size_v=128)).num_stages == 2

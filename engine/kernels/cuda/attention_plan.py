@@ -6,10 +6,12 @@ prefill steps, the GPU at hand has to show (`engine.kernels.cuda.decode_probe`).
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
+
+from engine.kernels.cuda.shared_memory import shared_bytes
 
 __all__ = ["SPLIT", "Layer", "Plan", "Tile", "decode_tile", "plan_for", "prefill_tile"]
 
@@ -19,7 +21,6 @@ _DECODE_PROGRAMS = 4  # for each multiprocessor
 _PREFILL_PROGRAMS = 1  # fewer: what parts of many rows write takes longer than to fill the GPU gains
 _DECODE_BYTES = 64 << 10  # of keys and values on their way, so that several programs fit into a multiprocessor
 _FEWEST_ROWS = 16
-_SHARED_BYTES = 227 << 10  # of a Hopper, where there is no GPU
 
 
 class Tile(NamedTuple):
@@ -137,7 +138,7 @@ def prefill_tile(layer: Layer) -> Tile:
     """Returns the tile for many query rows, with as many stages as the GPU has shared memory for."""
     tile, (size, size_v) = _prefill_tile(layer), layer.padded
     num_bytes = tile.keys * (tile.num_stages * size + size_v) * layer.dtype.itemsize
-    return tile if num_bytes <= _shared_bytes(layer.device) else tile._replace(num_stages=1)
+    return tile if num_bytes <= shared_bytes(layer.device) else tile._replace(num_stages=1)
 
 
 def _prefill_tile(layer: Layer) -> Tile:
@@ -162,14 +163,6 @@ def decode_tile(layer: Layer) -> Tile:
         return tile
     key_bytes = sum(layer.padded) * layer.dtype.itemsize * tile.keys
     return Tile(rows, tile.keys, min(4, tile.num_warps), max(1, min(4, _DECODE_BYTES // key_bytes)))
-
-
-def _shared_bytes(device: torch.device) -> int:
-    """Returns how much shared memory a program may have: on an Ada less than half of a Hopper's."""
-    if device.type != "cuda":
-        return _SHARED_BYTES
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
 
 
 def _num_processors(device: torch.device) -> int:
